@@ -1,0 +1,26 @@
+"""What a user did that cannot work, said so that they know what to do next."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(ValueError):
+    """A mistake the user can mend. The command line prints it as one line and exits with code 2."""
+
+
+def unknown(what: str, given: str, allowed: Iterable[str], *, hint: str = "") -> UserError:
+    """The error for a name that does not exist, naming the nearest ones that do.
+
+    >>> str(unknown("probe", "sensitvity", ["paste", "sensitivity"]))
+    "unknown probe 'sensitvity': did you mean 'sensitivity'?"
+    """
+    allowed = list(allowed)
+    lowered = {name.lower(): name for name in allowed}
+    nearest = [lowered[name] for name in get_close_matches(given.lower(), list(lowered), n=3, cutoff=0.5)]
+    if nearest:
+        advice = f"did you mean {' or '.join(repr(name) for name in nearest)}?"
+    elif len(allowed) <= 12:
+        advice = f"choose from {', '.join(allowed)}"
+    else:
+        advice = f"{len(allowed)} are known"
+    return UserError(f"unknown {what} {given!r}: {advice}" + (f" {hint}" if hint else ""))

@@ -1,0 +1,88 @@
+r"""Randomness as a pure function of (seed, purpose, image index, element), the same bits on every device.
+
+A stream is named by a seed and a purpose; every image has its own 64-bit state in it, and element ``e`` of image ``i`` is
+
+.. math:: \operatorname{mix}(\operatorname{mix}(\mathrm{stream} + \gamma\,(i + 1)) + \gamma\,(e + 1)) \bmod 2^{64},
+
+with ``mix`` the finaliser of SplitMix64 (Steele, Lea and Flood 2014) and γ its odd constant. Only integer operations take
+part, so CPU and CUDA agree bit for bit, and no draw depends on the batch, the worker or the process that made it.
+"""
+
+from functools import cache
+from hashlib import blake2b
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_SHIFTS = (30, 27, 31)
+_LEVELS = 1 << 16
+
+
+def _signed(value: int) -> int:
+    """The 64 bits of ``value`` as the signed integer that torch stores."""
+    value &= _MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift_right(bits: Tensor, places: int) -> Tensor:
+    """Logical right shift: torch's own keeps the sign."""
+    return (bits >> places) & ((1 << (64 - places)) - 1)
+
+
+def _mix(bits: Tensor) -> Tensor:
+    bits = (bits ^ _shift_right(bits, _SHIFTS[0])) * _signed(_MULTIPLIERS[0])
+    bits = (bits ^ _shift_right(bits, _SHIFTS[1])) * _signed(_MULTIPLIERS[1])
+    return bits ^ _shift_right(bits, _SHIFTS[2])
+
+
+def stream(seed: int, *purpose: str | int) -> int:
+    """The 64-bit name of a stream, for example ``stream(0, "shuffle", 16)``."""
+    text = repr((int(seed), *purpose)).encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
+
+
+def image_bits(key: int, index: Tensor) -> Tensor:
+    """One 64-bit number an image: int64 ``(B,)``, from the images' numbers ``(B,)``."""
+    return _mix((index.to(torch.int64) + 1) * _signed(_GAMMA) + _signed(key))
+
+
+def element_bits(key: int, index: Tensor, count: int) -> Tensor:
+    """``count`` 64-bit numbers an image: int64 ``(B, count)``."""
+    steps = (torch.arange(1, count + 1, device=index.device, dtype=torch.int64)) * _signed(_GAMMA)
+    return _mix(image_bits(key, index)[:, None] + steps)
+
+
+def below(bits: Tensor, bound: int) -> Tensor:
+    """Integers 0 … bound − 1 from the upper 32 of 64 bits (bias below bound / 2³²)."""
+    return (_shift_right(bits, 32) * bound) >> 32
+
+
+@cache
+def _normal_levels(device: torch.device) -> Tensor:
+    """65,536 equally likely values of a standard normal variable, scaled to variance 1 exactly."""
+    normal = NormalDist()
+    upper = [normal.inv_cdf((level + 0.5) / _LEVELS) for level in range(_LEVELS // 2, _LEVELS)]
+    deviation = (sum(value * value for value in upper) / len(upper)) ** 0.5
+    half = torch.tensor(upper, dtype=torch.float64) / deviation
+    return torch.cat([-half.flip(0), half]).to(torch.float32).to(device)
+
+
+def normal(key: int, index: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Standard normal noise, float32 ``(B, C, H, W)``, by inverse distribution function on 65,536 levels.
+
+    A table look-up instead of a logarithm and a cosine, whose last bits differ between devices. Four channels share
+    one 64-bit number, 16 bits each.
+    """
+    channels, height, width = shape
+    planes = []
+    for first in range(0, channels, 4):
+        bits = element_bits(_signed(key + first), index, height * width)
+        planes += [_shift_right(bits, 16 * part) & (_LEVELS - 1) for part in range(1, 4)][: channels - first]
+        if channels - first > 3:
+            planes.append(bits & (_LEVELS - 1))
+    levels = torch.stack(planes, dim=1)
+    return _normal_levels(index.device)[levels].view(len(index), channels, height, width)
