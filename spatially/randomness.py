@@ -52,7 +52,7 @@ def image_bits(key: int, index: Tensor) -> Tensor:
 
 def element_bits(key: int, index: Tensor, count: int) -> Tensor:
     """``count`` 64-bit numbers an image: int64 ``(B, count)``."""
-    steps = (torch.arange(1, count + 1, device=index.device, dtype=torch.int64)) * _signed(_GAMMA)
+    steps = torch.arange(1, count + 1, device=index.device) * _signed(_GAMMA)
     return _mix(image_bits(key, index)[:, None] + steps)
 
 
@@ -78,11 +78,9 @@ def normal(key: int, index: Tensor, shape: tuple[int, int, int]) -> Tensor:
     one 64-bit number, 16 bits each.
     """
     channels, height, width = shape
-    planes = []
+    planes: list[Tensor] = []
     for first in range(0, channels, 4):
-        bits = element_bits(_signed(key + first), index, height * width)
-        planes += [_shift_right(bits, 16 * part) & (_LEVELS - 1) for part in range(1, 4)][: channels - first]
-        if channels - first > 3:
-            planes.append(bits & (_LEVELS - 1))
+        bits = element_bits(key + first, index, height * width)
+        planes += [(bits >> 16 * part) & (_LEVELS - 1) for part in range(min(4, channels - first))]
     levels = torch.stack(planes, dim=1)
     return _normal_levels(index.device)[levels].view(len(index), channels, height, width)

@@ -1,0 +1,68 @@
+"""The command line: ``spatially demo | probe | report | look | models | probes``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+import typer
+from rich.console import Console
+
+from spatially.errors import UserError
+from spatially.version import __version__
+
+app = typer.Typer(
+    help="Does a vision model see spatial structure, or a bag of patches?",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start with [bold]spatially demo --out runs/demo[/]: no downloads, one page, two minutes.",
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and stop.")) -> None:
+    if version:
+        print(f"spatially {__version__}")
+        raise typer.Exit
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line. A user's mistake is one line and exit code 2."""
+    from spatially.cli import commands  # noqa: F401  (registers them)
+    from spatially.study.store import StoreError
+
+    errors = Console(stderr=True, soft_wrap=True, highlight=False)
+    # Under a launcher every process meets the same mistake; one of them says it.
+    speaks = os.environ.get("RANK", "0") == "0"
+    code = 0
+    try:
+        result = app(args=arguments, standalone_mode=False)
+        code = result if isinstance(result, int) else 0
+    except UserError as error:
+        code = _say(errors, str(error), 2, speaks)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        code = 2
+    except click.UsageError as error:
+        code = _say(errors, error.format_message(), 2, speaks)
+    except StoreError as error:
+        code = _say(errors, str(error.strerror), 1, speaks)
+    except (KeyboardInterrupt, click.Abort):
+        code = _say(errors, "stopped; the same command goes on from here", 130, speaks)
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    sys.exit(code)
+
+
+def _say(console: Console, message: str, code: int, speaks: bool) -> int:
+    if speaks:
+        text = " ".join(message.split())
+        console.print(f"[bold red]error:[/] {text.replace('[', chr(92) + '[')}")
+    return code
+
+
+__all__ = ["app", "main"]

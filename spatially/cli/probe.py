@@ -1,0 +1,184 @@
+"""``spatially probe``: measure models on images."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from spatially.cli import app, options
+from spatially.cli.options import IMAGES, PROBING, RUN
+from spatially.errors import UserError
+
+EXAMPLES = """
+[bold]Examples[/]
+
+  spatially probe resnet50.a1_in1k swin_tiny_patch4_window7_224.ms_in1k --data imagenet/val --out runs/compare
+
+  spatially probe torchvision/resnet50 --data imagenet/val --limit 5000 --blocks 8,16 --precision 0.01 --out runs/quick
+
+  spatially probe my_package.models:build --input-size 96 --data images/ --class-map classes.json --out runs/mine
+
+  spatially probe vit_tiny_patch16_224 --no-pretrained --data shapes --out runs/untrained
+
+  torchrun --nproc-per-node 8 -m spatially probe --study study.yaml --out runs/all
+"""
+
+
+@app.command(epilog=EXAMPLES)
+def probe(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(help="timm names, torchvision/NAME, hf/REPO, a folder, package.module:callable."),
+    ] = None,
+    *,
+    out: Annotated[str, typer.Option(help="Folder for the results.", rich_help_panel=RUN)],
+    data: Annotated[
+        str | None,
+        typer.Option(help="A folder of class folders, shapes, torch/…, hfds/…, wds/….", rich_help_panel=IMAGES),
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Where a named data set lies.", rich_help_panel=IMAGES)] = None,
+    split: Annotated[str | None, typer.Option(help="Split of a named data set.", rich_help_panel=IMAGES)] = None,
+    limit: Annotated[int | None, typer.Option(help="So many images, drawn fairly.", rich_help_panel=IMAGES)] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at an image that cannot be read.", rich_help_panel=IMAGES)
+    ] = False,
+    workers: Annotated[int | None, typer.Option(help="Threads that decode.", rich_help_panel=IMAGES)] = None,
+    cache: Annotated[str | None, typer.Option(help="Folder for decoded crops.", rich_help_panel=IMAGES)] = None,
+    probes: Annotated[
+        str, typer.Option(help="Names, separated by commas; all for all.", rich_help_panel=PROBING)
+    ] = "sensitivity",
+    kinds: Annotated[str | None, typer.Option(help="shuffle,mask", rich_help_panel=PROBING)] = None,
+    blocks: Annotated[
+        str | None, typer.Option(help="Block sizes k in pixels: 8,16,24,32", rich_help_panel=PROBING)
+    ] = None,
+    ratios: Annotated[str | None, typer.Option(help="Ratios α of blocks: 0,0.1,…,1", rich_help_panel=PROBING)] = None,
+    precision: Annotated[
+        float | None,
+        typer.Option(help="Stop each point once its accuracy is known to ± this.", rich_help_panel=PROBING),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of every draw.", rich_help_panel=PROBING)] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any option of a probe: paste.block=32", rich_help_panel=PROBING)
+    ] = None,
+    pretrained: options.Pretrained = True,
+    checkpoint: options.Checkpoint = None,
+    num_classes: options.NumClasses = None,
+    input_size: options.InputSize = None,
+    resize: options.Resize = None,
+    crop_mode: options.CropMode = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    interpolation: options.Interpolation = None,
+    dtype: options.Dtype = "auto",
+    class_map: options.ClassMap = None,
+    compile: options.Compile = False,
+    channels_last: options.ChannelsLast = False,
+    device: options.Device = "auto",
+    batch: Annotated[
+        int | None, typer.Option(help="Images in a forward pass, and in a chunk that is kept.", rich_help_panel=RUN)
+    ] = None,
+    study: Annotated[
+        str | None, typer.Option(help="Models, data and probes from a YAML file.", rich_help_panel=RUN)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.", rich_help_panel=RUN)] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace results that were measured otherwise.", rich_help_panel=RUN)
+    ] = False,
+) -> None:
+    """Measure models on images: plan, progress, results in OUT/results. Interrupted, the same command goes on."""
+    from spatially.probes import PROBES, probe_class
+    from spatially.study import Study, read_study, run_study
+
+    if study is not None:
+        if models or data:
+            raise UserError("give models and --data, or --study FILE, not both")
+        spec = read_study(study)
+    else:
+        if not models or data is None:
+            raise UserError("name at least one model and give --data: spatially probe MODEL --data FOLDER --out DIR")
+        if checkpoint is not None and len(models) > 1:
+            raise UserError("--checkpoint goes with one model; put several into a study (--study FILE)")
+        names = list(PROBES) if probes == "all" else [probe_class(name.strip()).name for name in probes.split(",")]
+        chosen = {name: options.given(seed=seed) for name in names}
+        sugar = options.given(
+            kinds=None if kinds is None else [kind.strip() for kind in kinds.split(",")],
+            blocks=None if blocks is None else options.numbers(blocks, "--blocks"),
+            ratios=None if ratios is None else options.numbers(ratios, "--ratios", float),
+            precision=precision,
+        )
+        if sugar and "sensitivity" not in chosen:
+            raise UserError(
+                f"--{next(iter(sugar))} belongs to the probe sensitivity, which is not among --probes {probes}"
+            )
+        chosen.get("sensitivity", {}).update(sugar)
+        for name, more in options.settings(set_ or []).items():
+            if probe_class(name).name not in chosen:
+                raise UserError(f"--set {name}.… belongs to a probe that is not among --probes {probes}")
+            chosen[name].update(more)
+        shared = options.model_options(
+            pretrained=pretrained,
+            checkpoint=checkpoint,
+            num_classes=num_classes,
+            input_size_text=input_size,
+            resize=resize,
+            crop_mode=crop_mode,
+            mean=mean,
+            std=std,
+            interpolation=interpolation,
+            dtype=dtype,
+            class_map=class_map,
+            compile=compile,
+            channels_last=channels_last,
+        )
+        spec = Study(
+            models=[{"model": name, **shared} for name in models],
+            data={
+                "source": data,
+                **options.given(
+                    root=data_dir,
+                    split=split,
+                    limit=limit,
+                    strict=strict or None,
+                    workers=workers,
+                    cache=cache,
+                    seed=seed,
+                ),
+            },
+            probes=chosen,
+            batch=64 if batch is None else batch,
+        )
+    store = run_study(spec, out, device=device, dry_run=dry_run, overwrite=overwrite)
+    if not dry_run:
+        show_results(store.results())
+        print_once(f"\nresults in {store.folder / 'results'}; the page: [bold]spatially report {store.folder}[/]")
+
+
+def print_once(text: str) -> None:
+    """Print in the main process alone."""
+    import os
+
+    if os.environ.get("RANK", "0") == "0":
+        Console().print(text)
+
+
+def show_results(results) -> None:  # type: ignore[no-untyped-def]
+    """The headline numbers in the terminal."""
+    for model, result in results.get("sensitivity", {}).items():
+        table = Table(title=f"{model}: structure reliance (0 bag of patches … 1 rigid template)", title_justify="left")
+        for name in ("block", "clean accuracy", "all blocks shuffled", "structure reliance"):
+            table.add_column(name, justify="right")
+        if "shuffle" not in result["kind"].values or not {0.0, 1.0} <= set(result["ratio"].values.tolist()):
+            continue
+        curve = result.sel(kind="shuffle")
+        for block in result["block"].values:
+            point = curve.sel(block=block)
+            reliance = [float(point[f"structure_reliance{end}"]) for end in ("", "_low", "_high")]
+            said = "undefined: clean accuracy is not above chance"
+            if reliance[0] == reliance[0]:
+                said = f"{reliance[0]:.2f} [{reliance[1]:.2f}, {reliance[2]:.2f}]".replace("[", "\\[")
+            accuracy = [f"{float(point['accuracy'].sel(ratio=ratio)):.1%}" for ratio in (0.0, 1.0)]
+            table.add_row(f"{block}", *accuracy, said)
+        print_once(table)  # type: ignore[arg-type]

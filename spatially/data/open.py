@@ -1,0 +1,244 @@
+"""``open_images``: any source of labelled images, cropped as the subject wants them, decoded once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+from spatially import randomness
+from spatially.data.cache import Rows, cache_folder, digest_start, read_entry, write_entry
+from spatially.data.decode import BrokenImage, decode
+from spatially.data.images import Images, Skipped
+from spatially.data.shapes import Shapes
+from spatially.data.sources import Source, Stream, open_source
+from spatially.errors import UserError
+
+if TYPE_CHECKING:
+    from spatially.subject import Subject
+
+GENERATED = 1200  # images of the generated set when no limit is given: a hundred of each class
+_WINDOW = 256
+
+
+def open_images(
+    source: str | Path | Shapes | ArrayLike | Tensor | tuple[Any, Any],
+    subject: Subject,
+    limit: int | None = None,
+    *,
+    labels: Sequence[int] | NDArray[np.integer] | Tensor | None = None,
+    classes: Sequence[str] | None = None,
+    split: str = "validation",
+    root: str | Path | None = None,
+    seed: int = 0,
+    workers: int | None = None,
+    strict: bool = False,
+    cache: str | Path | None = None,
+    progress: bool | None = None,
+) -> Images:
+    """Open labelled images as crops for ``subject``.
+
+    ``source`` is ``"shapes"`` (the generated set) or a :class:`Shapes`, a folder with one folder of images a class, one of
+    timm's reader names (``torch/cifar100``, ``hfds/…``, ``wds/…`` with ``root`` and ``split``), or arrays in memory:
+    uint8 ``(N, H, W, 3)`` or ``(N, 3, H, W)``, or floats in 0..1, with ``labels``.
+
+    ``limit`` draws so many images by ``seed``, fairly from the whole. Decoded crops are kept in ``cache`` and opened from
+    there next time. An image that cannot be read is skipped and named in the result; ``strict`` stops at it.
+    """
+    if limit is not None and limit < 1:
+        raise UserError(f"limit must be at least 1, but came as {limit}")
+    if isinstance(source, str) and source == "shapes":
+        source = Shapes(size=subject.preprocessing.input_size)
+    if isinstance(source, Shapes):
+        images = _open_shapes(source, subject, limit or GENERATED)
+    elif isinstance(source, (str, Path)):
+        opened = open_source(source, root=root, split=split)
+        images = _open_encoded(opened, subject, limit, seed, workers, strict, cache_folder(cache), progress)
+    else:
+        pair = isinstance(source, tuple) and len(source) == 2 and labels is None
+        pixels, labels = source if pair else (source, labels)
+        images = _open_arrays(pixels, labels, classes, subject, limit, seed)
+    if len(images) == 0:
+        named = "; ".join(f"{one.name} ({one.reason})" for one in images.skipped[:3])
+        raise UserError(f"no image of {images.description} could be read: {named}")
+    subject.align(images.classes, images.labels)
+    return images
+
+
+def _draw(count: int, limit: int | None, seed: int) -> NDArray[np.int64]:
+    """All numbers, or ``limit`` of them drawn without replacement, in rising order."""
+    numbers = np.arange(count)
+    if limit is None or limit >= count:
+        return numbers
+    bits = randomness.image_bits(randomness.stream(seed, "limit"), torch.from_numpy(numbers))
+    return np.sort(bits.argsort(stable=True)[:limit].numpy())
+
+
+def _open_shapes(shapes: Shapes, subject: Subject, count: int) -> Images:
+    size = subject.preprocessing.input_size
+    runs = [shapes.images(torch.arange(first, min(first + 512, count))) for first in range(0, count, 512)]
+    pixels, labels = (torch.cat(parts).numpy() for parts in zip(*runs, strict=True))
+    if pixels.shape[2:] != tuple(size):
+        raise UserError(
+            f"{subject.name} takes {size[0]}×{size[1]} pixels, but the generated set makes {pixels.shape[2:]}"
+        )
+    index = np.arange(count)
+    digest = digest_start(labels, index)
+    digest.update(np.ascontiguousarray(pixels))
+    return Images(
+        pixels=pixels,
+        labels=labels,
+        index=index,
+        description="generated shapes " + json.dumps(shapes.describe(), sort_keys=True),
+        fingerprint=digest.hexdigest(),
+        # A model with other classes than these can still be measured: labels are then its class numbers.
+        classes=shapes.classes if subject.answers == len(shapes.classes) else None,
+        bag_accuracy=shapes.best_accuracy("bag"),
+        facts=shapes.describe(),
+    )
+
+
+def _open_arrays(
+    pixels: Any, labels: Any, classes: Sequence[str] | None, subject: Subject, limit: int | None, seed: int
+) -> Images:
+    if labels is None:
+        raise UserError("images in memory need labels: open_images(pixels, subject, labels=labels)")
+    array, targets = _as_uint8(pixels), np.asarray(labels)
+    if targets.shape != (len(array),) or not np.issubdtype(targets.dtype, np.integer):
+        raise UserError(
+            f"labels must be {len(array)} whole numbers, one an image, but came as {targets.dtype} {targets.shape}"
+        )
+    index = _draw(len(array), limit, seed)
+    array, targets = array[index], targets[index].astype(np.int64)
+    if len(array) and array.shape[2:] != tuple(subject.preprocessing.input_size):
+        pictures = (Image.fromarray(np.ascontiguousarray(one.transpose(1, 2, 0))) for one in array)
+        array = np.stack([subject.preprocessing.crop(picture) for picture in pictures])
+    digest = digest_start(targets, index)
+    digest.update(np.ascontiguousarray(array))
+    return Images(
+        pixels=array,
+        labels=targets,
+        index=index,
+        description=f"{len(targets)} images in memory",
+        fingerprint=digest.hexdigest(),
+        classes=None if classes is None else tuple(classes),
+    )
+
+
+def _as_uint8(pixels: Any) -> NDArray[np.uint8]:
+    """Arrays of bytes or of floats in 0..1, channels first or last, as uint8 ``(N, 3, H, W)``."""
+    array = pixels.numpy(force=True) if isinstance(pixels, Tensor) else np.asarray(pixels)
+    if array.ndim != 4 or 3 not in (array.shape[1], array.shape[3]):
+        raise UserError(f"images must be (N, 3, H, W) or (N, H, W, 3), but came as {array.shape}")
+    if array.shape[1] != 3:
+        array = array.transpose(0, 3, 1, 2)
+    if np.issubdtype(array.dtype, np.floating):
+        if array.size and not (array.min() >= 0 and array.max() <= 1):
+            raise UserError(f"float images must lie in 0..1, but reach from {array.min():.3g} to {array.max():.3g}")
+        array = np.rint(array * 255).astype(np.uint8)
+    if array.dtype != np.uint8:
+        raise UserError(f"images must be uint8, or floats in 0..1, but came as {array.dtype}")
+    return array
+
+
+def _open_encoded(
+    source: Source,
+    subject: Subject,
+    limit: int | None,
+    seed: int,
+    workers: int | None,
+    strict: bool,
+    cache: Path,
+    progress: bool | None,
+) -> Images:
+    preprocessing = subject.preprocessing
+    # What decides the crop's bytes; mean and std do not.
+    crop = {
+        name: value for name, value in preprocessing.describe().items() if name not in ("mean", "std", "normalisation")
+    }
+    identity = json.dumps(["crops 1", source.key, crop, limit, seed if limit else None], sort_keys=True)
+    folder = cache / "images" / blake2b(identity.encode(), digest_size=12).hexdigest()
+    size = preprocessing.input_size
+    entry = read_entry(folder, size)
+    if entry is None:
+        numbers = np.arange(min(limit or len(source), len(source)))
+        if not isinstance(source, Stream):
+            numbers = _draw(len(source), limit, seed)
+        runs = _decode_all(source, subject, numbers, workers=workers, strict=strict, progress=progress)
+        entry = write_entry(folder, size, runs)
+    elif strict and entry.skipped:
+        raise _broken(entry.skipped[0])
+    return Images(
+        pixels=entry.pixels,
+        labels=entry.labels,
+        index=entry.index,
+        description=source.description,
+        fingerprint=entry.fingerprint,
+        classes=source.classes,
+        skipped=entry.skipped,
+    )
+
+
+def _decode_all(
+    source: Source,
+    subject: Subject,
+    numbers: NDArray[np.int64],
+    *,
+    workers: int | None,
+    strict: bool,
+    progress: bool | None,
+) -> Iterator[Rows]:
+    """Decode in threads (Pillow lets go of the interpreter), a window at a time, in order."""
+    crop = subject.preprocessing.crop
+
+    def one(number: int) -> tuple[NDArray[np.uint8], int] | Skipped:
+        try:
+            encoded, label = source.read(number)
+            try:
+                return crop(decode(encoded)), label
+            finally:
+                encoded.close()
+        except (BrokenImage, OSError) as error:
+            return Skipped(source.name(number), str(error))
+
+    threads = 1 if isinstance(source, Stream) else max(1, workers if workers is not None else os.cpu_count() or 1)
+    windows = [numbers[first : first + _WINDOW] for first in range(0, len(numbers), _WINDOW)]
+    console = Console(stderr=True)
+    shown = console.is_terminal if progress is None else progress
+    with ThreadPoolExecutor(threads) as pool:
+        for window in track(windows, description=f"decoding {source.description}", console=console, disable=not shown):
+            outcomes = list(pool.map(one, window.tolist()))
+            rows = _rows(window, outcomes, subject.preprocessing.input_size)
+            if strict and rows.skipped:
+                raise _broken(rows.skipped[0])
+            yield rows
+
+
+def _rows(window: NDArray[np.int64], outcomes: list[Any], size: tuple[int, int]) -> Rows:
+    read = [
+        (int(number), *outcome) for number, outcome in zip(window, outcomes, strict=True) if isinstance(outcome, tuple)
+    ]
+    return Rows(
+        pixels=np.stack([pixels for _, pixels, _ in read]) if read else np.zeros((0, 3, *size), np.uint8),
+        labels=[int(label) for *_, label in read],
+        index=[number for number, *_ in read],
+        skipped=[outcome for outcome in outcomes if isinstance(outcome, Skipped)],
+    )
+
+
+def _broken(image: Skipped) -> UserError:
+    return UserError(
+        f"{image.name} cannot be read: {image.reason}; mend or remove it, or run without --strict to skip it"
+    )

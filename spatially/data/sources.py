@@ -1,0 +1,157 @@
+"""Where encoded images come from: a folder, or any of timm's data set readers.
+
+A source counts its images, names them, reads one by its number, and has a key that changes when its content does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from PIL import Image
+
+from spatially.errors import UserError
+
+READERS = ("torch/", "hfds/", "hfids/", "tfds/", "wds/")
+_PACKAGES = {"hfds": "datasets", "hfids": "datasets", "wds": "webdataset", "tfds": "tensorflow_datasets"}
+
+
+class Source(Protocol):
+    """Numbered, labelled, still encoded images."""
+
+    description: str
+    classes: tuple[str, ...] | None
+    key: str
+
+    def __len__(self) -> int: ...
+    def name(self, number: int) -> str: ...
+    def read(self, number: int) -> tuple[IO[bytes] | Image.Image, int]: ...
+
+
+def open_source(source: str | Path, *, root: str | Path | None, split: str) -> Source:
+    """A folder by its path, or a reader by timm's name for it (``torch/cifar100``, ``hfds/…``, ``wds/…``)."""
+    text = str(source)
+    if text.startswith(READERS):
+        return _open_reader(text, root=root, split=split)
+    path = Path(text.removeprefix("folder/") if text.startswith("folder/") and not Path(text).exists() else text)
+    if not path.exists():
+        raise UserError(
+            f"there is no folder {path}; give a folder of class folders, 'shapes', or {', '.join(READERS)}…"
+        )
+    if not path.is_dir():
+        raise UserError(f"{path} is a file; give the folder that holds one folder of images a class")
+    return Folder(path)
+
+
+class Folder:
+    """``root/class/image.jpg``, read by timm's folder reader: classes in natural order of their names."""
+
+    def __init__(self, root: Path) -> None:
+        from timm.data.readers.reader_image_folder import ReaderImageFolder
+
+        self.root = root
+        try:
+            self._reader = ReaderImageFolder(str(root))
+        except RuntimeError:
+            raise UserError(f"{root} holds no images; give a folder with one folder of images a class") from None
+        self.classes: tuple[str, ...] | None = tuple(self._reader.class_to_idx)
+        if self.classes == ("",):
+            raise UserError(f"the images of {root} lie in no class folders; move them to {root}/CLASS/")
+        # Results must not carry the layout of somebody's disk: the last two names say enough.
+        self.description = "folder " + "/".join(root.resolve().parts[-2:])
+        self.key = self._key()
+
+    def _key(self) -> str:
+        digest = blake2b(digest_size=16)
+        for path, label in self._reader.samples:
+            status = os.stat(path)
+            name = os.path.relpath(path, self.root)
+            digest.update(f"{name}\0{label}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape"))
+        return digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def name(self, number: int) -> str:
+        return str(self._reader.filename(number))
+
+    def read(self, number: int) -> tuple[IO[bytes], int]:
+        return self._reader[number]
+
+
+def _open_reader(name: str, *, root: str | Path | None, split: str) -> Source:
+    from timm.data import create_dataset
+
+    kind = name.split("/", 1)[0]
+    try:
+        data = create_dataset(name, root=None if root is None else str(root), split=split, num_samples=None)
+    except ModuleNotFoundError as error:
+        package = _PACKAGES.get(kind, error.name)
+        raise UserError(f'{name} needs the package {package}: pip install "{package}"') from None
+    except (AssertionError, FileNotFoundError, RuntimeError, OSError, ValueError, KeyError) as error:
+        where = f" in {root}" if root else "; say where it lies with --data-dir"
+        raise UserError(f"could not open {name}, split {split!r}{where}: {str(error).splitlines()[0]}") from error
+    shared: dict[str, Any] = {"description": f"{name}, split {split}", "root": root}
+    return (
+        Reader(data, **shared)
+        if hasattr(data, "__getitem__") and kind not in ("wds", "tfds", "hfids")
+        else Stream(data, **shared)
+    )
+
+
+class Reader:
+    """A data set of timm's that is read by number: torchvision's, or Hugging Face's on disk."""
+
+    def __init__(self, data: Any, *, description: str, root: str | Path | None) -> None:
+        self._data = data
+        # timm's data set replaces an image that it cannot open by the next one; its reader does not.
+        self._reader = getattr(data, "reader", data)
+        self.description = description
+        names = getattr(self._reader, "classes", None) or getattr(self._reader, "class_to_idx", None)
+        self.classes = tuple(map(str, names)) if names else None
+        inner = getattr(self._reader, "dataset", None)
+        state = getattr(inner, "_fingerprint", "") or f"{root and Path(root).resolve()}"
+        self.key = blake2b(f"{description}\0{len(self)}\0{state}".encode(), digest_size=16).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def name(self, number: int) -> str:
+        return f"image {number}"
+
+    def read(self, number: int) -> tuple[IO[bytes] | Image.Image, int]:
+        image, label, *_ = self._reader[number]
+        return image, int(label)
+
+
+class Stream:
+    """A data set of timm's that can only be read from front to back (WebDataset, TFDS, Hugging Face streaming)."""
+
+    classes: tuple[str, ...] | None = None
+
+    def __init__(self, data: Any, *, description: str, root: str | Path | None) -> None:
+        self._iterator: Iterator[tuple[Image.Image, int]] = iter(data)
+        self._next = 0
+        self._count = len(data)
+        self.description = description
+        files = sorted(Path(root).rglob("*")) if root and Path(root).is_dir() else []
+        listing = [(str(path.name), path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.is_file()]
+        self.key = blake2b(f"{description}\0{root}\0{listing}".encode(), digest_size=16).hexdigest()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def name(self, number: int) -> str:
+        return f"image {number}"
+
+    def read(self, number: int) -> tuple[Image.Image, int]:
+        if number != self._next:
+            raise UserError(
+                f"{self.description} is read from front to back; image {number} was asked for at {self._next}"
+            )
+        self._next += 1
+        image, label = next(self._iterator)
+        return image, int(label)

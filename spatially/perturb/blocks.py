@@ -1,0 +1,174 @@
+r"""Random block shuffling and masking (Xu, sections 4.1 and 4.2).
+
+An image is cut into whole blocks of k×k pixels from the top left; a remainder strip at the right and bottom stays as it
+is. Of the n whole blocks, :math:`\operatorname{round}(\alpha n)` are chosen without replacement. Shuffling permutes the
+chosen blocks uniformly (a block may stay where it is); masking replaces them by Gaussian noise with the image's own mean
+and standard deviation in each channel.
+
+The draw of an image is a pure function of (seed, image number, kind, k). It does not depend on α: the chosen sets are
+nested in α, so that a curve over α follows the same image as it falls apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from spatially import randomness
+from spatially.perturb.check import check_block, check_images, check_index, check_ratio
+
+# Pixel sums are taken over whole numbers in units of 2⁻²⁰, so that their order, and with it the device, does not matter.
+_UNIT = 1 << 20
+
+
+def shuffle_blocks(images: Tensor, *, block: int, ratio: float, index: Tensor | Sequence[int], seed: int = 0) -> Tensor:
+    """Permute a share ``ratio`` of the ``block``×``block`` blocks of each image.
+
+    >>> images = torch.rand(2, 3, 32, 32)
+    >>> shuffled = shuffle_blocks(images, block=8, ratio=0.5, index=[0, 1])
+    >>> bool((shuffled.flatten().sort().values == images.flatten().sort().values).all())
+    True
+    """
+    return draw_blocks(images, kind="shuffle", block=block, index=index, seed=seed).shuffle(ratio)
+
+
+def mask_blocks(
+    images: Tensor,
+    *,
+    block: int,
+    ratio: float,
+    index: Tensor | Sequence[int],
+    seed: int = 0,
+    clip: bool = False,
+) -> Tensor:
+    """Replace a share ``ratio`` of the blocks by noise with the image's mean and deviation, per channel.
+
+    The noise may leave 0..1, as the definition says; ``clip=True`` cuts it.
+    """
+    return draw_blocks(images, kind="mask", block=block, index=index, seed=seed).mask(ratio, clip=clip)
+
+
+def draw_blocks(images: Tensor, *, kind: str, block: int, index: Tensor | Sequence[int], seed: int = 0) -> Blocks:
+    """The draw for a batch, from which every ratio is made: a sweep over α draws once."""
+    check_images(images)
+    block = check_block(block, height=images.shape[2], width=images.shape[3])
+    numbers = check_index(index, count=len(images), device=images.device)
+    return Blocks(images=images, kind=kind, block=block, index=numbers, seed=seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """A batch of images with the order in which their blocks fall to shuffling or masking as α grows."""
+
+    images: Tensor
+    kind: str
+    block: int
+    index: Tensor
+    seed: int
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Whole blocks in each column and each row."""
+        return self.images.shape[2] // self.block, self.images.shape[3] // self.block
+
+    @property
+    def count(self) -> int:
+        """Whole blocks in an image."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def covered(self) -> float:
+        """The share of the image's pixels that whole blocks cover."""
+        return self.count * self.block**2 / (self.images.shape[2] * self.images.shape[3])
+
+    def chosen(self, ratio: float) -> int:
+        """How many blocks a ratio chooses: round(α·n)."""
+        return round(check_ratio(ratio) * self.count)
+
+    def _bits(self, purpose: str) -> Tensor:
+        return randomness.element_bits(self._stream(purpose), self.index, self.count)
+
+    def _stream(self, purpose: str) -> int:
+        return randomness.stream(self.seed, self.kind, purpose, self.block)
+
+    @cached_property
+    def order(self) -> Tensor:
+        """Block numbers in the order in which they are chosen, ``(B, n)``."""
+        return self._bits("order").argsort(dim=1, stable=True)
+
+    @cached_property
+    def _destiny(self) -> Tensor:
+        """A second number for each block, in the order of choice: sorting it permutes whatever is chosen."""
+        return self._bits("permutation").gather(1, self.order)
+
+    @cached_property
+    def _noise(self) -> Tensor:
+        """Noise with the image's own mean and deviation, as if every block were masked."""
+        mean, deviation = channel_statistics(self.images)
+        unit = randomness.normal(self._stream("noise"), self.index, (*self.images.shape[1:],))
+        # Two roundings, one an operation: a fused multiply-add would differ between devices.
+        return (unit.to(self.images.dtype) * deviation).add_(mean)
+
+    def source(self, ratio: float) -> Tensor:
+        """The block that each place shows after shuffling, ``(B, n)``."""
+        chosen = self.chosen(ratio)
+        places = self.order[:, :chosen]
+        permutation = self._destiny[:, :chosen].argsort(dim=1, stable=True)
+        identity = torch.arange(self.count, device=places.device).expand(len(places), -1)
+        return identity.scatter(1, places, places.gather(1, permutation))
+
+    def masked(self, ratio: float) -> Tensor:
+        """Which blocks are masked, bool ``(B, n)``."""
+        places = self.order[:, : self.chosen(ratio)]
+        return torch.zeros(len(places), self.count, dtype=torch.bool, device=places.device).scatter(1, places, True)
+
+    def shuffle(self, ratio: float) -> Tensor:
+        """The images with a share ``ratio`` of their blocks permuted."""
+        if self.chosen(ratio) == 0:
+            return self.images.clone()
+        rows, columns = self.grid
+        batch, channels = self.images.shape[:2]
+        shuffled = self.images.clone(memory_format=torch.contiguous_format)
+        whole = self.images[:, :, : rows * self.block, : columns * self.block]
+        cut = whole.unflatten(3, (columns, self.block)).unflatten(2, (rows, self.block)).permute(0, 2, 4, 1, 3, 5)
+        source = self.source(ratio)
+        which = torch.arange(batch, device=source.device)[:, None]
+        moved = cut[which, source // columns, source % columns]
+        moved = moved.view(batch, rows, columns, channels, self.block, self.block).permute(0, 3, 1, 4, 2, 5)
+        target = shuffled[:, :, : rows * self.block, : columns * self.block]
+        target.unflatten(3, (columns, self.block)).unflatten(2, (rows, self.block)).copy_(moved)
+        return shuffled
+
+    def mask(self, ratio: float, *, clip: bool = False) -> Tensor:
+        """The images with a share ``ratio`` of their blocks replaced by noise."""
+        if self.chosen(ratio) == 0:
+            return self.images.clone()
+        rows, columns = self.grid
+        height, width = self.images.shape[2:]
+        blocks = self.masked(ratio).view(-1, 1, rows, columns)
+        pixels = blocks.repeat_interleave(self.block, dim=2).repeat_interleave(self.block, dim=3)
+        pixels = torch.nn.functional.pad(pixels, (0, width - pixels.shape[3], 0, height - pixels.shape[2]))
+        noise = self._noise.clamp(0, 1) if clip else self._noise
+        return torch.where(pixels, noise, self.images)
+
+    def perturb(self, ratio: float) -> Tensor:
+        """Shuffle or mask, as the draw's kind says."""
+        return self.shuffle(ratio) if self.kind == "shuffle" else self.mask(ratio)
+
+
+def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation (over all pixels) of each image and channel, ``(B, C, 1, 1)``.
+
+    Pixels are rounded to whole multiples of 2⁻²⁰ and summed as integers, whose sums are the same in every order; what
+    follows is one correctly rounded operation at a time.
+    """
+    levels = (images.double() * _UNIT).round().to(torch.int64)
+    pixels = images.shape[2] * images.shape[3]
+    mean = levels.sum(dim=(2, 3), keepdim=True).double() / pixels
+    square = (levels * levels).sum(dim=(2, 3), keepdim=True).double() / pixels
+    deviation = (square - mean * mean).clamp(min=0).sqrt()
+    return (mean / _UNIT).to(images.dtype), (deviation / _UNIT).to(images.dtype)

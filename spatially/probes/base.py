@@ -1,0 +1,167 @@
+"""What every probe has in common: it measures chunks of images, and joins and sums up what the chunks gave.
+
+A probe is a frozen dataclass whose fields are its options. It says
+
+* ``check(subject, images)``: whether it can run, before anything does;
+* ``measure(subject, images, rows)``: the outcomes of some images, a Dataset with ``image`` as its first dimension;
+* ``summarise(outcomes, chance)``: the numbers, added to the joined outcomes.
+
+``run`` does it all in one process; :mod:`spatially.study` does it over many, and keeps every chunk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+import xarray as xr
+from numpy.typing import NDArray
+from rich.progress import track
+
+from spatially.errors import UserError
+from spatially.probes.stopping import Stopping
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from spatially.data import Images
+    from spatially.subject import Subject
+
+Rows = NDArray[np.int64]
+_PACKAGES = ("spatially", "torch", "torchvision", "timm", "numpy", "xarray")
+
+
+class Probe(ABC):
+    """One measurement. Subclasses are frozen dataclasses; their fields are the options."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    definition: ClassVar[str]
+    seed: int
+
+    @abstractmethod
+    def check(self, subject: Subject, images: Images) -> None:
+        """Raise a ``UserError`` if these options do not fit this subject and these images."""
+
+    @property
+    @abstractmethod
+    def passes(self) -> int:
+        """Forward passes for each image, at the most."""
+
+    @abstractmethod
+    def measure(
+        self, subject: Subject, images: Images, rows: Rows, *, stopped: NDArray[np.bool_] | None = None
+    ) -> xr.Dataset:
+        """The outcomes of the images in ``rows``, without the points that ``stopped`` marks."""
+
+    @abstractmethod
+    def summarise(self, outcomes: xr.Dataset, *, chance: float) -> xr.Dataset:
+        """The measured numbers with their intervals, beside the outcomes they come from."""
+
+    @abstractmethod
+    def figures(self, results: Mapping[str, xr.Dataset]) -> dict[str, Figure]:
+        """Figures of several models' results."""
+
+    @abstractmethod
+    def tables(self, results: Mapping[str, xr.Dataset]) -> dict[str, DataFrame]:
+        """Tables of several models' results."""
+
+    @property
+    def interval(self) -> str:
+        """Which kind of interval the numbers carry."""
+        return "95 % Wilson score intervals over images"
+
+    def stopping(self) -> Stopping | None:
+        """What decides that a point needs no more images; nothing by default."""
+        return None
+
+    def outcomes(self, part: xr.Dataset) -> NDArray[np.float64]:
+        """What ``stopping`` looks at in a part."""
+        raise TypeError(f"{self.name} does not stop early")
+
+    def join(self, parts: Sequence[xr.Dataset]) -> xr.Dataset:
+        """The chunks' outcomes as one Dataset, in the order of the images' numbers."""
+        return xr.concat(parts, dim="image").sortby("image")
+
+    def options(self) -> dict[str, Any]:
+        """The options by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    def run(self, subject: Subject, images: Images, *, batch: int = 64, progress: bool = False) -> xr.Dataset:
+        """Measure ``subject`` on ``images`` in this process."""
+        view = subject.align(images.classes, images.labels)
+        self.check(view, images)
+        chunks = cut(images, batch=batch, seed=self.seed)
+        stopping = self.stopping()
+        parts = []
+        for rows in track(chunks, description=self.title, disable=not progress):
+            stopped = None if stopping is None else stopping.stopped
+            if stopped is not None and stopped.all():
+                break
+            parts.append(self.measure(view, images, rows, stopped=stopped))
+            if stopping is not None:
+                stopping.update(self.outcomes(parts[-1]))
+        return self.finish(parts, view, images, batch=batch)
+
+    def finish(self, parts: Sequence[xr.Dataset], view: Subject, images: Images, *, batch: int) -> xr.Dataset:
+        """Join the parts (in the order of their chunks), sum up, and say what was measured."""
+        result = self.summarise(self.join(parts), chance=1 / view.answers)
+        result.attrs = describe(self, view, images, batch=batch)
+        return result
+
+
+def cut(images: Images, *, batch: int, seed: int) -> list[Rows]:
+    """The images' rows in chunks of ``batch``, in the order that the seed draws."""
+    if batch < 1:
+        raise UserError(f"batch must be at least 1, but came as {batch}")
+    order = images.order(seed)
+    return [order[first : first + batch] for first in range(0, len(order), batch)]
+
+
+def image_coordinates(images: Images, rows: Rows) -> dict[str, tuple[str, NDArray[np.int64]]]:
+    """The coordinates that every probe's outcomes carry."""
+    return {"image": ("image", images.index[rows]), "label": ("image", images.labels[rows])}
+
+
+def describe(probe: Probe, view: Subject, images: Images, *, batch: int) -> dict[str, Any]:
+    """The attributes that say exactly what was measured. Nothing in them depends on when or by how many processes."""
+    facts = {
+        "probe": probe.name,
+        "definition": probe.definition,
+        "paper": probe.paper,
+        "options": json.dumps(probe.options(), sort_keys=True),
+        "interval": probe.interval,
+        "seed": probe.seed,
+        **view.describe(),
+        **images.describe(),
+        "classes": view.answers,
+        "chance": 1 / view.answers,
+        "batch": batch,
+        "device": device_name(view.device),
+        "versions": json.dumps({"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}),
+    }
+    return {name: _plain(value) for name, value in facts.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Strings and numbers as they are; the rest as JSON, so that netCDF keeps it."""
+    return value if isinstance(value, (str, int, float)) and not isinstance(value, bool) else json.dumps(value)
+
+
+def device_name(device: torch.device) -> str:
+    """The chip's name where torch knows it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def iterate_points(*axes: Sequence[Any]) -> Iterator[tuple[int, ...]]:
+    """Every index of a grid with these axes, the last running fastest."""
+    return iter(np.ndindex(*(len(axis) for axis in axes)))

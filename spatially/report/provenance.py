@@ -1,0 +1,117 @@
+"""What was measured, from the attributes of the results: everything needed to repeat it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from spatially.report.values import Results, percent, thousands
+
+# In reading order; attributes that are not named here follow in their own order.
+LABELS = {
+    "definition": "Definition",
+    "options": "Options",
+    "data": "Data",
+    "data_fingerprint": "Data fingerprint",
+    "images": "Images",
+    "skipped": "Skipped images",
+    "skipped_names": "Skipped by name",
+    "classes": "Classes",
+    "chance": "Chance",
+    "bag_accuracy": "Best bag of patches",
+    "parameters": "Parameters",
+    "weights": "Weights",
+    "preprocessing": "Preprocessing",
+    "seed": "Seed",
+    "precision": "Asked precision",
+    "interval": "Intervals",
+    "device": "Device",
+    "dtype": "Number format",
+    "batch": "Batch",
+    "versions": "Versions",
+    "command": "Command",
+}
+COUNTS = {"images", "skipped", "classes", "parameters", "batch"}
+SHARES = {"chance", "bag_accuracy"}
+HIDDEN = {"probe", "model", "class_names"}
+OF_A_MODEL = {"parameters", "weights", "preprocessing"}  # shown beside the model even when all are alike
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """One probe's facts: those that all models share, those that differ, and the commands that repeat it."""
+
+    shared: Mapping[str, str]
+    columns: list[str]
+    models: Mapping[str, list[str]]
+    commands: list[str]
+
+
+def provenance(results: Results) -> Provenance:
+    present = {key for dataset in results.values() for key in map(str, dataset.attrs)}
+    keys = [key for key in LABELS if key in present]
+    keys += sorted(present - LABELS.keys())
+    keys = [key for key in keys if key not in HIDDEN | {"command"}]
+    shown = {name: {key: shown_value(dataset, key) for key in keys} for name, dataset in results.items()}
+    alike = [key for key in keys if key not in OF_A_MODEL and len({values[key] for values in shown.values()}) == 1]
+    columns = [key for key in keys if key not in alike]
+    first = next(iter(shown.values()))
+    commands = dict.fromkeys(
+        str(dataset.attrs["command"]) for dataset in results.values() if "command" in dataset.attrs
+    )
+    return Provenance(
+        shared={label(key): first[key] for key in alike},
+        columns=[label(key) for key in columns],
+        models={name: [values[key] for key in columns] for name, values in shown.items()},
+        commands=list(commands),
+    )
+
+
+def label(key: str) -> str:
+    return LABELS.get(key, key.replace("_", " ").capitalize())
+
+
+def shown_value(dataset: xr.Dataset, key: str) -> str:
+    """An attribute as a person reads it."""
+    value = dataset.attrs.get(key)
+    if value is None or value == "":
+        return "–"
+    if key in COUNTS and _is_number(value):
+        return thousands(float(value))
+    if key in SHARES and _is_number(value):
+        return percent(float(value))
+    return _spelled(_parsed(value))
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _parsed(value: Any) -> Any:
+    """JSON where it is JSON with something inside it; numpy's values (netCDF gives them) as Python's."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, str) and value[:1] in "[{":
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError:
+            return value
+    return value
+
+
+def _spelled(value: Any) -> str:
+    """Nested values as words: ``{"crop": 224, "mean": [0.5]}`` becomes "crop 224; mean 0.5"."""
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key} {_spelled(inner)}" for key, inner in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(_spelled(inner) for inner in value) or "none"
+    if isinstance(value, bool) or value is None:
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,130 @@
+"""What a study will do and how long it should take, before it does it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from rich.table import Table
+
+from spatially.probes.base import Probe, Rows, cut, describe
+
+if TYPE_CHECKING:
+    from spatially.data import Images
+    from spatially.subject import Subject
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One probe of one model."""
+
+    position: int
+    subject: Subject
+    images: Images
+    probe: Probe
+    batch: int
+    command: str
+
+    @property
+    def model(self) -> str:
+        return self.subject.name
+
+    @cached_property
+    def chunks(self) -> list[Rows]:
+        """Rows of the images, chunk by chunk."""
+        return cut(self.images, batch=self.batch, seed=self.probe.seed)
+
+    def attributes(self) -> dict[str, Any]:
+        """What is measured, exactly, with a key that is the same if and only if all of it is."""
+        facts = describe(self.probe, self.subject, self.images, batch=self.batch)
+        text = repr(sorted(facts.items()))
+        key = blake2b(text.encode(), digest_size=16).hexdigest()
+        return {**facts, "key": key, "command": self.command, "position": self.position}
+
+    @property
+    def forward_passes(self) -> int:
+        return self.probe.passes * len(self.images)
+
+    @property
+    def memory(self) -> int:
+        """Bytes: the crops (memory-mapped or in memory), the weights, and two batches of float pixels."""
+        weights = sum(tensor.numel() * tensor.element_size() for tensor in self.subject.model.state_dict().values())
+        pixel_count = int(np.prod(self.images.pixels.shape[1:]))
+        return self.images.pixels.nbytes + weights + 2 * self.batch * pixel_count * 4
+
+
+@torch.inference_mode()
+def speed(subject: Subject, images: Images, batch: int) -> float:
+    """Images a second, from a short warm-up."""
+    rows = np.arange(min(batch, len(images), batch if subject.device.type == "cuda" else 8))
+    pixels, *_ = images.batch(rows, subject.device)
+    subject(pixels)
+    _wait(subject.device)
+    start, passes = time.perf_counter(), 0
+    while passes < 3 and (passes == 0 or time.perf_counter() - start < 0.5):
+        subject(pixels)
+        passes += 1
+    _wait(subject.device)
+    return passes * len(rows) / (time.perf_counter() - start)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def plan_table(rows: list[tuple[Task, int, float | None]], *, processes: int) -> Table:
+    """A line a task: what is left of it, and how long that takes at its measured speed."""
+    table = Table(title="Plan", title_justify="left", caption_justify="left")
+    for name, align in (("model", "left"), ("probe", "left"), ("images", "right"), ("forward passes", "right")):
+        table.add_column(name, justify=align, overflow="fold")  # type: ignore[arg-type]
+    for name in ("images/s", "about", "memory", "state"):
+        table.add_column(name, justify="right")
+    total = 0.0
+    for task, done, rate in rows:
+        chunks = len(task.chunks)
+        left = task.forward_passes * (chunks - done) / chunks
+        seconds = left / rate / processes if rate else 0.0
+        total += seconds
+        state = "done" if done == chunks else f"{done} of {chunks} chunks" if done else "new"
+        table.add_row(
+            task.model,
+            task.probe.name,
+            f"{len(task.images):,}",
+            f"{left:,.0f}",
+            f"{rate * processes:,.0f}" if rate else "",
+            duration(seconds) if rate else "",
+            size(task.memory),
+            state,
+        )
+    table.caption = f"about {duration(total)} in all, {processes} process{'es' if processes > 1 else ''}"
+    return table
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them.
+
+    >>> duration(42), duration(200), duration(9000)
+    ('42 s', '3 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def size(count: float) -> str:
+    """Bytes as a person says them.
+
+    >>> size(7_500_000_000)
+    '7.0 GiB'
+    """
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

@@ -1,0 +1,55 @@
+"""One process or many, by accelerate: under ``torchrun`` or ``accelerate launch`` the same code runs in each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+from accelerate import PartialState
+
+# Decoding a large set may keep the others waiting; a process that died is noticed by the launcher.
+_PATIENCE = timedelta(days=2)
+
+
+class Processes:
+    """Which process this is, of how many, on which device."""
+
+    def __init__(self, *, cpu: bool = False) -> None:
+        many = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        self._state = PartialState(cpu=cpu, **({"timeout": _PATIENCE} if many else {}))
+        self.rank: int = self._state.process_index
+        self.count: int = self._state.num_processes
+        self.device: torch.device = self._state.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process joins, writes and speaks for all."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Until every process has come this far."""
+        self._state.wait_for_everyone()
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """The main process goes through a block before the others."""
+        with self._state.main_process_first():
+            yield
+
+
+@contextmanager
+def fixed_threads() -> Iterator[None]:
+    """The same number of CPU threads in every process, since sums on the CPU may depend on it.
+
+    A launcher sets one thread a process, a single process takes all cores; results must not differ for that.
+    """
+    before = torch.get_num_threads()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(cores)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

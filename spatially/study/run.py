@@ -1,0 +1,214 @@
+"""Run a study: the plan, every chunk of every task by any number of processes, and the results.
+
+A chunk's outcomes are a pure function of the subject, the images' numbers and the options, so it does not matter which
+process measures it, when, or after how many interruptions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import xarray as xr
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from spatially.data import Images, open_images
+from spatially.errors import UserError
+from spatially.study.plan import Task, plan_table, speed
+from spatially.study.processes import Processes, fixed_threads
+from spatially.study.spec import Study
+from spatially.study.store import Store, read_dataset, slug, write_bytes, write_dataset
+from spatially.subject import load
+
+_EXAMPLES = 3
+
+
+def run_study(
+    study: Study,
+    out: str | Path,
+    *,
+    device: str = "auto",
+    overwrite: bool = False,
+    dry_run: bool = False,
+    console: Console | None = None,
+) -> Store:
+    """Measure every model with every probe and keep the results in ``out``; what is there already is not done again."""
+    processes = Processes(cpu=device == "cpu" or not torch.cuda.is_available())
+    console = console or Console(stderr=True)
+    console.quiet = console.quiet or not processes.is_main
+    store = Store(out)
+    with fixed_threads():
+        tasks = list(_prepare(study, processes, device))
+        processes.wait()
+        left = [task for task in tasks if not _finished(store, task, overwrite=overwrite)]
+        _show_plan(tasks, left, store, processes, console)
+        if dry_run:
+            return store
+        if processes.is_main:
+            store.clear_drafts()
+            write_bytes(store.folder / "study.yaml", yaml.safe_dump(study.describe(), sort_keys=False).encode())
+            write_dataset(store.folder / "examples.nc", _examples(tasks[0].images, seed=tasks[0].probe.seed))
+        for task in left:
+            _run_task(task, store, processes, console)
+    return store
+
+
+def _prepare(study: Study, processes: Processes, device: str) -> Iterator[Task]:
+    """Load the models, open their images and check that every probe fits, before anything runs."""
+    where = str(processes.device) if device == "auto" or processes.count > 1 else device
+    names: set[str] = set()
+    position = 0
+    for options in study.models:
+        subject = load(**{"device": where, **options})
+        if slug(subject.name) in names:
+            raise UserError(f"two models are called {subject.name}; give one of them another name (name: …)")
+        names.add(slug(subject.name))
+        with processes.main_first():
+            images = open_images(subject=subject, progress=None if processes.is_main else False, **study.data)
+        view = subject.align(images.classes, images.labels)
+        for probe in study.make_probes():
+            probe.check(view, images)
+            yield Task(position, view, images, probe, study.batch, study.command())
+            position += 1
+
+
+def _finished(store: Store, task: Task, *, overwrite: bool) -> bool:
+    """Whether the result is there and whole. One that was measured otherwise is not silently replaced."""
+    path = store.result_path(task.model, task.probe.name)
+    if not path.exists():
+        return False
+    try:
+        found = read_dataset(path).attrs
+    except UserError:
+        return False
+    wanted = task.attributes()
+    if found.get("key") == wanted["key"]:
+        return True
+    if overwrite:
+        return False
+    differing = [
+        name for name in wanted if name not in ("key", "command", "position") and found.get(name) != wanted[name]
+    ]
+    raise UserError(
+        f"{path} was measured otherwise ({', '.join(differing) or 'key'} differ); choose another --out, or --overwrite it"
+    )
+
+
+def _show_plan(
+    tasks: Sequence[Task], left: Sequence[Task], store: Store, processes: Processes, console: Console
+) -> None:
+    if not processes.is_main:
+        return
+    rates = {id(task.subject.model): speed(task.subject, task.images, task.batch) for task in left}
+    rows = []
+    for task in tasks:
+        chunks = len(task.chunks)
+        present = sum(store.part_path(task.model, task.probe.name, chunk).exists() for chunk in range(chunks))
+        rows.append((task, present if task in left else chunks, rates.get(id(task.subject.model))))
+    console.print(plan_table(rows, processes=processes.count))
+    for task in tasks[:1]:
+        for skipped in task.images.skipped[:5]:
+            console.print(f"[yellow]skipped[/] {skipped.name}: {skipped.reason}")
+
+
+def _examples(images: Images, *, seed: int) -> xr.Dataset:
+    """A few images of different classes, for the report."""
+    order = images.order(seed)
+    _, first = np.unique(images.labels[order], return_index=True)
+    rows = order[np.sort(first)[:_EXAMPLES]]
+    names = [images.classes[label] if images.classes else f"class {label}" for label in images.labels[rows]]
+    return xr.Dataset(
+        {"pixels": (("example", "channel", "y", "x"), np.asarray(images.pixels[rows]))},
+        coords={
+            "index": ("example", images.index[rows]),
+            "label": ("example", images.labels[rows]),
+            "class_name": ("example", names),
+        },
+        attrs={"seed": seed},
+    )
+
+
+def _run_task(task: Task, store: Store, processes: Processes, console: Console) -> None:
+    start = time.perf_counter()
+    attributes = task.attributes()
+    measure = _measure_with_stopping if task.probe.stopping() else _measure_all
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+    )
+    with bar:
+        label = bar.add_task(f"{task.model} · {task.probe.name}", total=len(task.chunks))
+        for done in measure(task, store, processes, attributes["key"]):
+            bar.update(label, completed=done)
+    processes.wait()
+    if processes.is_main:
+        found = (
+            store.read_part(task.model, task.probe.name, chunk, key=attributes["key"])
+            for chunk in range(len(task.chunks))
+        )
+        parts = [part for part in found if part is not None]
+        result = task.probe.finish(parts, task.subject, task.images, batch=task.batch)
+        result.attrs = attributes
+        write_dataset(store.result_path(task.model, task.probe.name), result)
+        store.clear_parts(task.model, task.probe.name)
+        seconds = time.perf_counter() - start
+        store.log(
+            model=task.model,
+            probe=task.probe.name,
+            seconds=round(seconds, 2),
+            processes=processes.count,
+            at=time.time(),
+        )
+    processes.wait()
+
+
+def _measure_all(task: Task, store: Store, processes: Processes, key: str) -> Iterator[int]:
+    """Each process takes every so manieth of the chunks that are left; yields how many are done, about."""
+    chunks = task.chunks
+    left = [
+        number for number in range(len(chunks)) if store.read_part(task.model, task.probe.name, number, key=key) is None
+    ]
+    # Nobody may write before everybody has looked, or they would share out different lists.
+    processes.wait()
+    done = len(chunks) - len(left)
+    yield done
+    for number in left[processes.rank :: processes.count]:
+        _measure_chunk(task, store, number, None, key)
+        done += processes.count
+        yield min(done, len(chunks))
+
+
+def _measure_with_stopping(task: Task, store: Store, processes: Processes, key: str) -> Iterator[int]:
+    """Rounds of one chunk a process; after each, every process takes in the same chunks in the same order."""
+    chunks, stopping = task.chunks, task.probe.stopping()
+    assert stopping is not None
+    for first in range(0, len(chunks), processes.count):
+        stopped = stopping.stopped
+        if stopped.all():
+            break
+        numbers = range(first, min(first + processes.count, len(chunks)))
+        found = {number: store.read_part(task.model, task.probe.name, number, key=key) for number in numbers}
+        processes.wait()
+        mine = first + processes.rank
+        if mine in found and found[mine] is None:
+            _measure_chunk(task, store, mine, stopped, key)
+        processes.wait()
+        for number in numbers:
+            part = store.read_part(task.model, task.probe.name, number, key=key)
+            if part is None:
+                raise OSError(
+                    f"chunk {number} is not where another process wrote it; do all processes see {store.folder}?"
+                )
+            stopping.update(task.probe.outcomes(part))
+        yield numbers[-1] + 1
+    yield len(chunks)
+
+
+def _measure_chunk(task: Task, store: Store, number: int, stopped: np.ndarray | None, key: str) -> None:
+    part = task.probe.measure(task.subject, task.images, task.chunks[number], stopped=stopped)
+    part.attrs["key"] = key
+    write_dataset(store.part_path(task.model, task.probe.name, number), part)
