@@ -37,7 +37,7 @@ from spatially.randomness import below, element_bits, normal, stream
 
 ROLES = 4
 SMALLEST_PART = 8
-LARGEST_NOISE = 0.1
+LARGEST_NOISE = 0.08  # up to here even parts of 8 pixels are always recognised
 _CHUNK = 64 * 64 * 64  # pixels drawn at once: what fits a processor's cache is fastest
 _FINE = 1 << 30  # resolution of the probability ``mixing``
 

@@ -86,8 +86,15 @@ def _open_reader(name: str, *, root: str | Path | None, split: str) -> Source:
     from timm.data import create_dataset
 
     kind = name.split("/", 1)[0]
+    folder = None if root is None else str(root)
     try:
-        data = create_dataset(name, root=None if root is None else str(root), split=split, num_samples=None)
+        if kind == "hfds":
+            # timm's factory would write the name, which may be a path, in small letters.
+            from timm.data.readers.reader_hfds import ReaderHfds
+
+            data = ReaderHfds(name.removeprefix("hfds/"), root=folder, split=split)
+        else:
+            data = create_dataset(name, root=folder, split=split)
     except ModuleNotFoundError as error:
         package = _PACKAGES.get(kind, error.name)
         raise UserError(f'{name} needs the package {package}: pip install "{package}"') from None

@@ -49,6 +49,7 @@ class _Calibrator(nn.Module):
         self.num_classes = num_classes
         self.class_names = tuple(class_names)
         self.pretrained_cfg: dict[str, Any] = {}
+        self.default_cfg = self.pretrained_cfg
 
     def _check(self, images: Tensor) -> None:
         name = type(self).__name__
@@ -170,10 +171,11 @@ class RigidTemplate(_Calibrator):
             return (_SHARPNESS * worst.clamp(min=IN_PLACE)).to(torch.promote_types(images.dtype, torch.float32))
 
 
-def _config() -> dict[str, Any]:
+def _config(*, fixed_input_size: bool) -> dict[str, Any]:
     shapes = Shapes()
     return {
         "input_size": (3, shapes.height, shapes.width),
+        "fixed_input_size": fixed_input_size,
         "mean": (0.0, 0.0, 0.0),
         "std": (1.0, 1.0, 1.0),
         "crop_pct": 1.0,
@@ -185,7 +187,12 @@ def _config() -> dict[str, Any]:
     }
 
 
-default_cfgs = generate_default_cfgs({"bag_of_patches.shapes": _config(), "rigid_template.shapes": _config()})
+default_cfgs = generate_default_cfgs(
+    {
+        "bag_of_patches.shapes": _config(fixed_input_size=False),
+        "rigid_template.shapes": _config(fixed_input_size=True),
+    }
+)
 
 
 def _build(
@@ -221,7 +228,7 @@ def _build(
     else:
         model = RigidTemplate(num_classes=num_classes or classes, cell=side, class_names=names)
     config.update(input_size=(3, shapes.height, shapes.width), num_classes=model.num_classes, label_names=names)
-    model.pretrained_cfg = config
+    model.pretrained_cfg = model.default_cfg = config  # timm reads the one, older code the other
     return model
 
 

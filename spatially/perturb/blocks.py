@@ -130,18 +130,31 @@ class Blocks:
         """The images with a share ``ratio`` of their blocks permuted."""
         if self.chosen(ratio) == 0:
             return self.images.clone()
+        height, width = (side * self.block for side in self.grid)
+        shuffled = self._whole_blocks.index_select(0, self._row_sources(self.source(ratio)))
+        shuffled = shuffled.view(*self.images.shape[:2], height, width)
+        if self.covered == 1:
+            return shuffled
+        result = self.images.clone(memory_format=torch.contiguous_format)
+        result[:, :, :height, :width] = shuffled
+        return result
+
+    @cached_property
+    def _whole_blocks(self) -> Tensor:
+        """The rows of every whole block, k pixels each, ``(B·C·height·columns, k)``: what shuffling moves as one piece."""
+        height, width = (side * self.block for side in self.grid)
+        return self.images[:, :, :height, :width].reshape(-1, self.block)
+
+    def _row_sources(self, source: Tensor) -> Tensor:
+        """Which row of which block each row of the shuffled images comes from."""
         rows, columns = self.grid
         batch, channels = self.images.shape[:2]
-        shuffled = self.images.clone(memory_format=torch.contiguous_format)
-        whole = self.images[:, :, : rows * self.block, : columns * self.block]
-        cut = whole.unflatten(3, (columns, self.block)).unflatten(2, (rows, self.block)).permute(0, 2, 4, 1, 3, 5)
-        source = self.source(ratio)
-        which = torch.arange(batch, device=source.device)[:, None]
-        moved = cut[which, source // columns, source % columns]
-        moved = moved.view(batch, rows, columns, channels, self.block, self.block).permute(0, 3, 1, 4, 2, 5)
-        target = shuffled[:, :, : rows * self.block, : columns * self.block]
-        target.unflatten(3, (columns, self.block)).unflatten(2, (rows, self.block)).copy_(moved)
-        return shuffled
+        line = torch.arange(self.block, device=source.device)[:, None]
+        # From block numbers (B, rows, 1, columns) to numbers of rows of blocks within a channel (B, rows, k, columns).
+        within = source.view(batch, rows, 1, columns)
+        within = (within // columns * self.block + line) * columns + within % columns
+        planes = torch.arange(batch * channels, device=source.device).view(batch, channels, 1, 1, 1)
+        return (within[:, None] + planes * (rows * self.block * columns)).flatten()
 
     def mask(self, ratio: float, *, clip: bool = False) -> Tensor:
         """The images with a share ``ratio`` of their blocks replaced by noise."""

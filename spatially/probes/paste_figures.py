@@ -3,8 +3,11 @@
 import numpy as np
 import pandas  # type: ignore[import-untyped]
 import xarray as xr
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from spatially.report.panels import WIDTH, grid, ordered, title
@@ -12,13 +15,13 @@ from spatially.report.style import GUEST, HOST, INK, MUTED, NEITHER, figure_styl
 from spatially.report.values import Results, estimate, number, percent
 
 PARTS = (
-    ("host_rate", "shuffled host wins", HOST),
+    ("host_rate", "the shuffled host", HOST),
     ("neither_rate", "neither", NEITHER),
-    ("guest_rate", "clean guest wins", GUEST),
+    ("guest_rate", "the clean guest", GUEST),
 )
 PROBABILITIES = (
-    ("mean_host_probability", "shuffled host", HOST, "s"),
-    ("mean_guest_probability", "clean guest", GUEST, "o"),
+    ("mean_host_probability", "the shuffled host", HOST, "s"),
+    ("mean_guest_probability", "the clean guest", GUEST, "o"),
 )
 
 
@@ -26,14 +29,16 @@ def figures(results: Results) -> dict[str, Figure]:
     """Who wins how often, and how probable either label is; the models most taken in by the host first."""
     order = ordered(list(results), lambda name: number(results[name], "host_rate"))
     with figure_style():
-        figure, axes = grid(1, 2, width=WIDTH, height=0.27 * max(len(order), 2) + 1.35, share=False)
-        figure.get_layout_engine().set(wspace=0.06)  # type: ignore[union-attr]
+        figure, axes = grid(1, 2, width=WIDTH, height=0.27 * max(len(order), 2) + 1.45, share=False)
         title(figure, "A clean image pasted into a shuffled one: which of them does the model name?")
         wins, means = axes[0]
         _draw_wins(wins, results, order)
         _draw_probabilities(means, results, order)
         for panel in (wins, means):
             _rows(panel, order if panel is wins else [""] * len(order))
+        handles: list[Artist] = [Patch(color=colour, linewidth=0, label=label) for _, label, colour in PARTS]
+        handles.append(Line2D([], [], color=INK, linewidth=1.3, label="95 % interval"))
+        figure.legend(handles=handles, loc="outside lower left", ncols=4, labelcolor=INK, handlelength=1.2)
     return {"wins": figure}
 
 
@@ -82,8 +87,8 @@ def _draw_wins(axes: Axes, results: Results, order: list[str]) -> None:
             axes.hlines(row - 0.1, host.low, host.high, color=INK, linewidth=1.3, label="_host interval")
         if guest.bounded:
             axes.hlines(row + 0.1, 1 - guest.high, 1 - guest.low, color=INK, linewidth=1.3, label="_guest interval")
+    axes.set_title("which label wins")
     axes.set_xlabel("share of images (%)")
-    _legend(axes)
 
 
 def _draw_probabilities(axes: Axes, results: Results, order: list[str]) -> None:
@@ -95,8 +100,8 @@ def _draw_probabilities(axes: Axes, results: Results, order: list[str]) -> None:
         )
         values = [one.value for one in found]
         axes.plot(values, rows, linestyle="none", marker=marker, markersize=4.5, color=colour, label=label)
-    axes.set_xlabel("mean probability of the label (%)")
-    _legend(axes)
+    axes.set_title("how probable either label is")
+    axes.set_xlabel("mean probability (%)")
 
 
 def _rows(axes: Axes, order: list[str]) -> None:
@@ -107,9 +112,3 @@ def _rows(axes: Axes, order: list[str]) -> None:
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="x", labelcolor=MUTED)
-
-
-def _legend(axes: Axes) -> None:
-    axes.legend(
-        loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, handlelength=1.0, borderaxespad=0.1, columnspacing=1.2
-    )

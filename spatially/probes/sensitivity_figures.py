@@ -276,7 +276,7 @@ def _reason(dataset: xr.Dataset, name: str, *, kind: str, block: int) -> str:
     """Why a summary has no value; empty when it has one."""
     if isfinite(number(dataset, name, kind=kind, block=block)):
         return ""
-    return undefined_because(dataset, kind=kind, block=block, whole=name == "structure_reliance")
+    return undefined_because(dataset, kind=kind, block=block)
 
 
 # Tables

@@ -101,7 +101,7 @@ def _answer(name: str, dataset: xr.Dataset, block: int, paste: xr.Dataset | None
 
 def _sentence(dataset: xr.Dataset, reliance: Estimate, decided: str, block: int) -> str:
     if decided == "undefined":
-        return f"cannot be judged: {undefined_because(dataset, kind='shuffle', block=block, whole=True)}."
+        return f"cannot be judged: {undefined_because(dataset, kind='shuffle', block=block)}."
     kept = Estimate(1 - reliance.value, 1 - reliance.high, 1 - reliance.low)
     when = f"of its above-chance accuracy when every {square(block)} block is shuffled"
     if decided == "bag":

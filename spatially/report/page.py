@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from spatially.errors import UserError
 from spatially.report import answer, citation
-from spatially.report.files import data_uri, page_svg, save_figure, settle, write_whole
+from spatially.report.files import data_uri, save_figure, settle, write_whole
 from spatially.report.provenance import Provenance, provenance
 from spatially.report.values import (
     KINDS,
@@ -220,12 +220,10 @@ def _texts(drawing: Any, name: str, models: Results) -> dict[str, str]:
 
 def _picture(directory: Path, name: str, figure: Figure, caption: str, description: str) -> Picture:
     settle(figure)
-    save_figure(figure, directory / "figures", name)
+    svg = save_figure(figure, directory / "figures", name)
     width, height = (round(72 * SCALE * side) for side in figure.get_size_inches())
     heading = figure.get_suptitle() or _words(name)
-    return Picture(
-        name, data_uri(page_svg(figure)), width, height, caption or heading, description or caption or heading
-    )
+    return Picture(name, data_uri(svg), width, height, caption or heading, description or caption or heading)
 
 
 def _table(directory: Path, file: str, name: str, frame: pandas.DataFrame, captions: Mapping[str, str]) -> Table:

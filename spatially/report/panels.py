@@ -127,7 +127,7 @@ def draw_dots(
     names = max(map(len, order)) * 0.056 + 0.2
     width = min(WIDTH, names + 3.2 * columns)
     foot = _wrapped([label, *note.splitlines()], width)
-    height = rows * (0.62 + 0.21 * max(len(order), 2)) + 0.45 + 0.16 * foot.count("\n")
+    height = rows * (0.62 + 0.23 * max(len(order), 2)) + 0.45 + 0.16 * foot.count("\n")
     with figure_style():
         figure, axes = grid(rows, columns, width=width, height=height)
         title(figure, heading)
@@ -160,13 +160,13 @@ def _dots(axes: Axes, panel: DotPanel, *, looks: Mapping[str, Series], order: Se
             continue
         axes.hlines(row, 0, 1, color=FAINT, linewidth=0.5, zorder=1)
         if found.bounded:
-            axes.hlines(row, found.low, found.high, color=looks[name].colour, linewidth=3.2, alpha=0.4, zorder=2)
+            axes.hlines(row, found.low, found.high, color=looks[name].colour, linewidth=2.4, alpha=0.5, zorder=2)
         axes.plot(
             [found.value],
             [row],
             color=looks[name].colour,
             marker=looks[name].marker,
-            markersize=3.8,
+            markersize=4.4,
             label=name,
             zorder=3,
         )

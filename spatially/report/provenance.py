@@ -13,6 +13,7 @@ from spatially.report.values import Results, percent, thousands
 # In reading order; attributes that are not named here follow in their own order.
 LABELS = {
     "definition": "Definition",
+    "paper": "Paper",
     "options": "Options",
     "data": "Data",
     "data_fingerprint": "Data fingerprint",

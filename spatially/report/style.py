@@ -128,5 +128,6 @@ def _settings() -> dict[str, Any]:
 @contextmanager
 def figure_style() -> Iterator[None]:
     """Draw and save inside this; matplotlib's own settings are as before afterwards."""
-    with matplotlib.rc_context(_settings()):
+    settings: Any = _settings()
+    with matplotlib.rc_context(settings):
         yield

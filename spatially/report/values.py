@@ -130,8 +130,8 @@ def listing(words: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def undefined_because(dataset: xr.Dataset, *, kind: str, block: int, whole: bool) -> str:
-    """Why a summary is NaN; ``whole``: it needs ratio 1 (structure reliance)."""
+def undefined_because(dataset: xr.Dataset, *, kind: str, block: int) -> str:
+    """Why a summary of the sensitivity probe is NaN."""
     action = {"shuffle": "shuffling", "mask": "masking"}.get(kind, kind)
     if kind not in kinds(dataset):
         return f"{action} was not measured"
@@ -142,6 +142,6 @@ def undefined_because(dataset: xr.Dataset, *, kind: str, block: int, whole: bool
         return "clean images (α = 0) were not measured"
     if clean <= chance:
         return f"its accuracy on clean images ({percent(clean)}) is not above chance ({percent(chance)})"
-    if whole and not isfinite(number(dataset, "accuracy", kind=kind, block=block, ratio=1.0)):
+    if not isfinite(number(dataset, "accuracy", kind=kind, block=block, ratio=1.0)):
         return f"α = 1 was not measured for {action}"
     return "the measurement gave no value"

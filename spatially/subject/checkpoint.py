@@ -78,17 +78,19 @@ def _code_wanted(path: Path) -> str | None:
         return f" ({', '.join(torch.serialization.get_unsafe_globals_in_checkpoint(path))})"
     except (ValueError, RuntimeError):
         pass  # not written by torch.save
-    try:
-        with path.open("rb") as file:
-            operations = {operation.name for operation, _, _ in pickletools.genops(file)}
-    except Exception:  # genops on bytes that are no pickle raises many things; all mean the same
-        return None
+    operations: set[str] = set()
+    with path.open("rb") as file:
+        try:
+            while True:  # torch's older format is several pickles, then the bytes of the tensors
+                operations |= {operation.name for operation, _, _ in pickletools.genops(file)}
+        except Exception:  # bytes that are no pickle, or no more bytes; genops raises many things for the first
+            pass
     return "" if operations & {"GLOBAL", "STACK_GLOBAL", "INST", "REDUCE"} else None
 
 
 def _wrapper(content: Mapping[Any, Any]) -> str | None:
     """The entry of a training checkpoint that holds the weights."""
-    return next((name for name in WRAPPERS if isinstance(content.get(name), Mapping)), None)
+    return next((name for name in WRAPPERS if content.get(name) and isinstance(content[name], Mapping)), None)
 
 
 def _without_prefixes(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -123,7 +125,9 @@ def _timm_filter(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tens
         return None
     try:
         return dict(convert(dict(weights), model))
-    except Exception:  # a filter fed with another family's weights fails anyhow; the differences say more than its error
+    except (
+        Exception
+    ):  # a filter fed with another family's weights fails anyhow; the differences say more than its error
         return None
 
 

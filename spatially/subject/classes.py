@@ -77,7 +77,9 @@ class Alignment:
             longest = max(len(indices) for indices in members)
             rows = [[*indices, *[indices[0]] * (longest - len(indices))] for indices in members]
             absent = [[position >= len(indices) for position in range(longest)] for indices in members]
-            self._index[device] = (torch.tensor(rows, device=device), torch.tensor(absent, device=device))
+            # kept for later calls, which may want gradients even if this one does not
+            with torch.inference_mode(False):
+                self._index[device] = (torch.tensor(rows, device=device), torch.tensor(absent, device=device))
         return self._index[device]
 
 
@@ -105,7 +107,9 @@ def read_class_map(given: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         except ValueError as error:
             raise UserError(f"class_map: {given} is not JSON ({error})") from error
     if not isinstance(content, Mapping) or not content:
-        raise UserError(f"class_map: must map class names to indices or names, got {type(content).__name__} {content!r}")
+        raise UserError(
+            f"class_map: must map class names to indices or names, got {type(content).__name__} {content!r}"
+        )
     wrong = [name for name, value in content.items() if not _is_member_list(value)]
     if wrong:
         raise UserError(
@@ -192,7 +196,9 @@ def _by_names(model: str, known: ClassNames, answers: int, classes: tuple[str, .
     if len(classes) == answers and len(best) == len(classes):
         return identity
     if len(classes) > answers:
-        raise UserError(f"the data has {len(classes)} classes, {model} answers in {answers}: it cannot be measured on them")
+        raise UserError(
+            f"the data has {len(classes)} classes, {model} answers in {answers}: it cannot be measured on them"
+        )
     unknown = "no class" if not known.schemes() else f"no one class called {_listed(best)}"
     raise UserError(f"the data has {len(classes)} classes, {model} answers in {answers} and has {unknown}: {ADVICE}")
 

@@ -21,7 +21,9 @@ class Fingerprint:
     def hexadecimal(self) -> str:
         digest = hashlib.blake2b(digest_size=16)
         for name, value in sorted(self._model.state_dict().items()):
-            if not isinstance(value, Tensor):  # a module's extra state: no weights, and no bytes that mean the same twice
+            if not isinstance(
+                value, Tensor
+            ):  # a module's extra state: no weights, and no bytes that mean the same twice
                 continue
             digest.update(f"{name} {list(value.shape)} {value.dtype};".encode())
             digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -27,7 +27,8 @@ class Preprocessing:
         input_size: height and width of the crop the model sees.
         resize: height and width the image is brought to before the crop. With `crop_mode="center"` the image keeps its
             proportions and just covers this rectangle (for a square one: its shorter side becomes this long); with
-            "squash" it is stretched to the rectangle; with "border" it just fits inside.
+            "squash" it is stretched to the rectangle; with "border" it just fits inside. What the crop reaches beyond
+            the image is black, or of the colour `mean` with "border".
         mean, std: the normalisation (x - mean) / std of pixels between 0 and 1, one number for each of red, green, blue.
         interpolation: one of nearest, bilinear, bicubic, box, hamming, lanczos (Pillow's, with antialiasing).
         crop_mode: center, squash or border, with timm's meaning.
@@ -52,9 +53,6 @@ class Preprocessing:
             raise UserError(f"std: every number must be above 0, got {list(self.std)}")
         _one_of("interpolation", self.interpolation, INTERPOLATIONS)
         _one_of("crop_mode", self.crop_mode, CROP_MODES)
-        too_small = self.resize[0] < self.input_size[0] or self.resize[1] < self.input_size[1]
-        if too_small and self.crop_mode != "border":
-            raise UserError(f"resize: must be at least input_size {list(self.input_size)}, got {list(self.resize)}")
 
     def crop(self, image: Image.Image) -> np.ndarray:
         """The uint8 pixels (3, height, width) the model sees of an RGB image. Safe to call from many threads.
@@ -101,7 +99,14 @@ class Preprocessing:
             changes["resize"] = _shorter_side(resize, self.input_size) if isinstance(resize, int) else resize
         if mean is not None or std is not None:
             changes["normalisation"] = "given"
-        return replace(self, **{name: value for name, value in changes.items() if value is not None})
+        changed = replace(self, **{name: value for name, value in changes.items() if value is not None})
+        # some models are published with a black frame (timm's volo); nobody asks for one by hand
+        if resize is not None and changed.crop_mode != "border" and min(changed._margins()) < 0:
+            raise UserError(f"resize: must be at least input_size {list(self.input_size)}, got {resize!r}")
+        return changed
+
+    def _margins(self) -> tuple[int, int]:
+        return (self.resize[0] - self.input_size[0], self.resize[1] - self.input_size[1])
 
 
 def plain(input_size: tuple[int, int] | None, name: str) -> Preprocessing:

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from spatially.data.shapes import Shapes
+from spatially.data.shapes import LARGEST_NOISE, Shapes
 from spatially.errors import UserError
 from spatially.models import BagOfPatches, RigidTemplate
 from spatially.models.cells import class_means, correlation, cut
@@ -84,6 +84,15 @@ def test_bag_reaches_the_best_accuracy_of_a_bag(bag, mixing, fitted_on_the_same)
     expected = shapes.best_accuracy("bag")
     reached = accuracy(model, *images_of(shapes, count))
     assert abs(reached - expected) < 2.576 * (expected * (1 - expected) / count) ** 0.5
+
+
+@pytest.mark.parametrize(("size", "noise"), [(32, LARGEST_NOISE), (64, LARGEST_NOISE), (64, 0.0)])
+def test_parts_and_nothing_else_are_recognised(size, noise):
+    """Four words in every image: no part is missed, no background or clutter is taken for one."""
+    model = timm.create_model("bag_of_patches", pretrained=True, img_size=size)
+    assert len(model.words) == 16
+    counts = model.count(images_of(Shapes(size=size, noise=noise, jitter=1), 600)[0])
+    assert counts.sum(1).eq(4).all()
 
 
 def test_template_is_right_and_sure(template, clean):

@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import pytest
 import xarray as xr
 
 # name: (clean accuracy, ratio of half collapse per log2 of the block size, what is left at ratio 1)
@@ -154,7 +153,7 @@ def make_examples(count=3, side=224):
 
 
 class Study:
-    """The makers above, for tests that cannot import this file by name."""
+    """The makers above under one name: tests take it with `runpy.run_path`, as they cannot import this file."""
 
     MODELS, RATIOS = MODELS, RATIOS
     sensitivity = staticmethod(make_sensitivity)
@@ -170,8 +169,3 @@ class Study:
     def paste_results():
         rates = [(0.08, 0.75), (0.62, 0.14), (0.71, 0.11), (0.34, 0.4)]
         return {name: make_paste(name, *rate) for name, rate in zip(MODELS, rates, strict=True)}
-
-
-@pytest.fixture(scope="session")
-def study():
-    return Study

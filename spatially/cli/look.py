@@ -1,0 +1,1 @@
+"""``spatially look``: stub until the picture is there."""

@@ -1,0 +1,110 @@
+"""The words follow from the numbers, and say so where there are none."""
+
+from math import nan
+from pathlib import Path
+from runpy import run_path
+
+import pytest
+
+from spatially.report.answer import answers, headline_block, summary, verdict
+from spatially.report.values import Estimate, percent, with_interval
+
+Study = run_path(str(Path(__file__).parent / "synthetic.py"))["Study"]
+
+
+def with_reliance(value, low, high, *, block=8):
+    dataset = Study.sensitivity("model", (0.8, 0.2, 0.1), images=60)
+    for end, number in (("", value), ("_low", low), ("_high", high)):
+        dataset["structure_reliance" + end].loc[{"block": block}] = number
+    return dataset
+
+
+@pytest.mark.parametrize(
+    ("reliance", "expected"),
+    [
+        ((0.96, 0.94, 0.98), "structure"),
+        ((0.75, 0.75, 0.80), "structure"),
+        ((0.10, 0.00, 0.25), "bag"),
+        ((0.50, 0.40, 0.60), "both"),
+        ((0.76, 0.70, 0.80), "open"),
+        ((0.50, 0.20, 0.80), "open"),
+        ((0.96, nan, nan), "structure"),
+        ((nan, nan, nan), "undefined"),
+    ],
+)
+def test_verdict(reliance, expected):
+    assert verdict(Estimate(*reliance)) == expected
+
+
+@pytest.mark.parametrize(
+    ("reliance", "sentence"),
+    [
+        (
+            (0.96, 0.94, 0.98),
+            "loses 96\u202f% [94, 98] of its above-chance accuracy when every 8×8 block is shuffled: it sees structure.",
+        ),
+        (
+            (0.07, 0.04, 0.10),
+            "keeps 93\u202f% [90, 96] of its above-chance accuracy when every 8×8 block is shuffled: a bag of patches.",
+        ),
+        (
+            (0.50, 0.20, 0.80),
+            "loses 50\u202f% [20, 80] of its above-chance accuracy when every 8×8 block is shuffled: the interval"
+            " reaches across 25\u202f% and 75\u202f%, so it is not settled.",
+        ),
+    ],
+)
+def test_sentence(reliance, sentence):
+    (answer,) = answers({"model": with_reliance(*reliance)}, {})
+    assert answer.sentence == sentence
+
+
+def test_undefined_says_why():
+    (answer,) = answers({"blind": Study.blind("blind")}, {})
+    assert answer.verdict == "undefined"
+    assert answer.sentence.startswith("cannot be judged: its accuracy on clean images (0.8\u202f%) is not above chance")
+
+
+def test_order_and_summary():
+    results = {
+        "blind": Study.blind("blind"),
+        "bag": with_reliance(0.1, 0.05, 0.15),
+        "template": with_reliance(0.97, 0.95, 0.99),
+    }
+    found = answers(results, {})
+    assert [answer.model for answer in found] == ["template", "bag", "blind"]
+    assert summary(found) == "Of 3 models, 1 sees structure, 1 is a bag of patches and 1 cannot be judged."
+
+
+def test_paste_is_told_where_it_was_measured():
+    (answer,) = answers({"model": with_reliance(0.5, 0.4, 0.6)}, {"model": Study.paste("model", 0.62, 0.14)})
+    assert (
+        "it names the shuffled one in 62\u202f% [58, 66] of cases and the clean one in 14\u202f% [10, 18]."
+        in answer.more[-1]
+    )
+
+
+@pytest.mark.parametrize(("sizes", "block"), [((1, 2, 8, 16), 8), ((16, 32), 16), ((2, 4), 4)])
+def test_headline_block(sizes, block):
+    assert headline_block({"a": Study.sensitivity("a", (0.8, 0.2, 0.1), blocks=sizes, images=20)}) == block
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.961, "96"),
+        (0.0016, "0.16"),
+        (0.004, "0.4"),
+        (0.0, "0"),
+        (1.0, "100"),
+        (0.997, "99.7"),
+        (0.5, "50"),
+        (nan, "–"),
+    ],
+)
+def test_percent_never_rounds_to_none_or_all(value, text):
+    assert percent(value, unit=False) == text
+
+
+def test_an_interval_that_is_not_there_is_not_shown():
+    assert with_interval(Estimate(0.5, nan, nan)) == "50\u202f%"
