@@ -33,6 +33,7 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line. A user's mistake is one line and exit code 2."""
     from spatially.cli import commands  # noqa: F401  (registers them)
+    from spatially.study.processes import leave
     from spatially.study.store import StoreError
 
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _say(errors, "stopped; the same command goes on from here", 130, speaks)
     except click.exceptions.Exit as stop:
         code = stop.exit_code
+    leave()
     sys.exit(code)
 
 

@@ -55,14 +55,17 @@ def tables(results: Results) -> dict[str, pandas.DataFrame]:
 
 
 def captions(results: Results) -> dict[str, str]:
+    """What the figure and the table show, and where the paper has it."""
     return {
         "wins": "Each host image is shuffled completely and a clean guest image is pasted into its centre. Left: how"
         " often the model answers with the host's label, the guest's, or neither. Right: the mean probability of both."
         " Black and coloured lines are 95 % intervals. Figure 2 of Xu shows one such image.",
+        "paste": "Shares and mean probabilities as fractions, with the ends of their 95 % intervals.",
     }
 
 
 def descriptions(results: Results) -> dict[str, str]:
+    """The figure in words, for readers who cannot see it."""
     parts = "; ".join(_describe(model, dataset) for model, dataset in results.items())
     return {"wins": f"Stacked bars of who wins. {parts}."}
 

@@ -94,6 +94,7 @@ def captions(results: Results) -> dict[str, str]:
         "Average confidence (AC): the mean probability of the true class over the images that are still classified"
         f" correctly. A line ends where no image is right. {band} Tables 1 and 2 of Xu give one ratio of it."
     )
+    found["accuracy"] = "Every measured point, as fractions, with the ends of the 95 % intervals."
     found["average_confidence"] = (
         "Average confidence at the ratio nearest to α = 1 (shuffled) and α = 0.8 (masked), one column a block size."
         " Corresponds to tables 1 and 2 of Xu."
@@ -142,19 +143,19 @@ def _panel_title(results: Results, block: int) -> str:
 
 def _levels(results: Results) -> list[tuple[float, str, Any]]:
     """The lines that are no model: chance, and the best that a bag of patches can do."""
-    chances = sorted({attribute(dataset, "chance") for dataset in results.values()} - {nan})
-    bags = sorted({attribute(dataset, "bag_accuracy") for dataset in results.values()} - {nan})
-    return [(level, f"chance ({percent(level)})", (0, (1, 2))) for level in chances if isfinite(level)] + [
-        (level, f"best bag of patches ({percent(level)})", (0, (6, 3))) for level in bags if isfinite(level)
-    ]
+    lines = (("chance", "chance", (0, (1, 2))), ("bag_accuracy", "best bag of patches", (0, (6, 3))))
+    found = []
+    for name, words, pattern in lines:
+        values = {attribute(dataset, name) for dataset in results.values()}
+        found += [(level, f"{words} ({percent(level)})", pattern) for level in sorted(filter(isfinite, values))]
+    return found
 
 
-def _top(results: Results, name: str) -> float:
-    highest = [
-        float(dataset[end].max()) for dataset in results.values() for end in (name, f"{name}_high") if end in dataset
-    ]
-    finite = [value for value in highest if isfinite(value)]
-    return min(1.0, max(finite, default=1.0) * 1.06) or 1.0
+def _top(results: Results, levels: Sequence[float]) -> float:
+    """A little above the highest thing drawn."""
+    ends = ("accuracy", "accuracy_high")
+    highest = [float(dataset[end].max()) for dataset in results.values() for end in ends if end in dataset]
+    return min(1.0, max(filter(isfinite, [*highest, *levels]), default=1.0) * 1.06) or 1.0
 
 
 def _accuracy(results: Results, kind: str) -> Figure:
@@ -177,7 +178,8 @@ def _accuracy(results: Results, kind: str) -> Figure:
                     draw_curve(panel, curve, name=name, look=looks[name])
         for spare in axes.flat[len(sizes) :]:
             spare.set_visible(False)
-        share_axes(axes, x=f"ratio of {DONE[kind]} blocks, α", y="top-1 accuracy (%)", top=_top(results, "accuracy"))
+        top = _top(results, [level for level, *_ in levels])
+        share_axes(axes, x=f"ratio of {DONE[kind]} blocks, α", y="top-1 accuracy (%)", top=top)
         legend(figure, looks, levels=_level_handles(levels), band=BAND)
     return figure
 

@@ -69,7 +69,7 @@ def share_axes(axes: np.ndarray, *, x: str, y: str, top: float = 1.0) -> None:
         panel.set_xlim(0, 1)
         panel.set_ylim(0, top)
         panel.set_xticks(np.linspace(0, 1, 6))
-        panel.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None, symbol=""))
+        panel.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0 if top >= 0.05 else None, symbol=""))
         panel.margins(0)
     for row in axes:
         row[0].set_ylabel(y)
@@ -90,8 +90,8 @@ def legend(figure: Figure, looks: Mapping[str, Series], *, levels: Sequence[Line
     if band:
         handles.append(Patch(facecolor=MUTED, alpha=0.25, linewidth=0, label=band))
     labels = [str(handle.get_label()) for handle in handles]
-    # A character is about 0.062 inches wide at 8 points, and a handle with its gaps 0.6.
-    widest = max(map(len, labels)) * 0.062 + 0.6
+    # A character is about 0.058 inches wide at 8 points, and a handle with its gaps 0.5.
+    widest = max(map(len, labels)) * 0.058 + 0.5
     columns = max(1, min(len(labels), int(figure.get_figwidth() / widest)))
     columns = ceil(len(labels) / ceil(len(labels) / columns))
     figure.legend(handles, labels, loc="outside lower left", ncols=columns, labelcolor=INK, borderaxespad=0.2)
@@ -99,7 +99,7 @@ def legend(figure: Figure, looks: Mapping[str, Series], *, levels: Sequence[Line
 
 def legend_height(labels: Sequence[str], width: float) -> float:
     """Inches the legend will need, so that the panels keep their size."""
-    columns = max(1, int(width / (max(map(len, labels)) * 0.062 + 0.6)))
+    columns = max(1, int(width / (max(map(len, labels)) * 0.058 + 0.5)))
     return 0.16 * ceil(len(labels) / columns) + 0.1
 
 

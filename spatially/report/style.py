@@ -117,7 +117,7 @@ def _settings() -> dict[str, Any]:
         "figure.constrained_layout.use": True,
         "figure.constrained_layout.h_pad": 0.06,
         "figure.constrained_layout.w_pad": 0.06,
-        "figure.constrained_layout.wspace": 0.03,
+        "figure.constrained_layout.wspace": 0.05,
         "figure.constrained_layout.hspace": 0.06,
         "svg.fonttype": "path",  # the page looks the same whatever fonts its reader has
         "svg.hashsalt": "spatially",  # the same figure gives the same bytes

@@ -40,6 +40,12 @@ class Processes:
             yield
 
 
+def leave() -> None:
+    """Leave the group of processes, as each must before it ends: one that does not keeps the others waiting."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 @contextmanager
 def fixed_threads() -> Iterator[None]:
     """The same number of CPU threads in every process, since sums on the CPU may depend on it.

@@ -108,7 +108,7 @@ class Subject:
         return view
 
     def describe(self) -> dict[str, Any]:
-        """What a result has to say about the model it was measured on: flat, of strings, numbers and lists."""
+        """What a result has to say about the model it was measured on: strings, numbers and what JSON can hold."""
         return {
             "model": self.name,
             **self._facts,
@@ -116,7 +116,7 @@ class Subject:
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "dtype": str(self.dtype).removeprefix("torch."),
             "answers": self.answers,
-            **self.preprocessing.describe(),
+            "preprocessing": self.preprocessing.describe(),
             **self._alignment.describe(),
         }
 
