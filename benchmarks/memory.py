@@ -61,7 +61,9 @@ def main() -> None:
         pixels = np.memmap(Path(folder) / "pixels", np.uint8, "r", shape=shape)
         numbers = np.arange(given.images)
         images = Images(pixels=pixels, labels=numbers % 10, index=numbers, description="zeros", fingerprint="zeros")
-        few = Images(pixels=pixels[:128], labels=numbers[:128] % 10, index=numbers[:128], description="", fingerprint="")
+        few = Images(
+            pixels=pixels[:128], labels=numbers[:128] % 10, index=numbers[:128], description="", fingerprint=""
+        )
         probe.run(subject, few, batch=given.batch)
         before = anonymous_bytes()
         watch = Watch()

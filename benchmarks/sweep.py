@@ -99,11 +99,15 @@ class UsualWay(Dataset):
                 result[place] = pixels[c * k : (c + 1) * k, d * k : (d + 1) * k]
             else:
                 result[place] = generator.normal(pixels.mean((0, 1)), pixels.std((0, 1)), (k, k, 3))
-        return torch.from_numpy(((result - self.mean) / self.std).transpose(2, 0, 1).copy()), int(self.images.labels[number])
+        return torch.from_numpy(((result - self.mean) / self.std).transpose(2, 0, 1).copy()), int(
+            self.images.labels[number]
+        )
 
 
 @torch.inference_mode()
-def usual(subject: spatially.Subject, images: Images, batch: int, workers: int, probe: spatially.probes.Sensitivity) -> float:
+def usual(
+    subject: spatially.Subject, images: Images, batch: int, workers: int, probe: spatially.probes.Sensitivity
+) -> float:
     """Images a second of the usual way, over the middle ratio of every kind and block."""
     half = subject.dtype in (torch.bfloat16, torch.float16)
     start, passes = time.perf_counter(), 0
@@ -145,7 +149,8 @@ def main() -> None:
         rounds.append({"bare": (before + after) / 2, "sweep": swept, "ratio": swept / ((before + after) / 2)})
     slow = usual(subject, images, given.batch, given.workers, probe)
     result = {
-        "command": "python benchmarks/sweep.py " + " ".join(f"--{k} {v}" for k, v in vars(given).items() if v and k != "json"),
+        "command": "python benchmarks/sweep.py "
+        + " ".join(f"--{k} {v}" for k, v in vars(given).items() if v and k != "json"),
         "machine": f"{device_name(subject.device)}, {platform.machine()}, {torch.get_num_threads()} threads",
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "timm": timm.__version__},
         "model": given.model,

@@ -33,8 +33,8 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line. A user's mistake is one line and exit code 2."""
     from spatially.cli import commands  # noqa: F401  (registers them)
+    from spatially.files import WriteError
     from spatially.study.processes import leave
-    from spatially.study.store import StoreError
 
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     # Under a launcher every process meets the same mistake; one of them says it.
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = 2
     except click.UsageError as error:
         code = _say(errors, error.format_message(), 2, speaks)
-    except StoreError as error:
+    except WriteError as error:
         code = _say(errors, str(error.strerror), 1, speaks)
     except (KeyboardInterrupt, click.Abort):
         code = _say(errors, "stopped; the same command goes on from here", 130, speaks)

@@ -26,7 +26,7 @@ def models(
 
     import spatially.models as own
 
-    names = dict.fromkeys(own.NAMES, "spatially")
+    names = {name: f"spatially, {what}" for name, what in own.NAMES.items()}
     if pattern:
         names |= {name: "timm" for name in timm.list_models() if name not in names}
         names |= {f"torchvision/{name}": "torchvision" for name in torchvision.models.list_models()}

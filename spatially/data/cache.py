@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spatially.data.images import Skipped
+from spatially.files import write_error
 
 _READ = 1 << 24
 
@@ -77,8 +78,11 @@ def read_entry(folder: Path, size: tuple[int, int]) -> Entry | None:
 
 def write_entry(folder: Path, size: tuple[int, int], runs: Iterator[Rows]) -> Entry:
     """Write what ``runs`` yields, run by run, and open it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise write_error(error, folder) from error
     try:
         labels: list[int] = []
         index: list[int] = []
@@ -105,6 +109,8 @@ def write_entry(folder: Path, size: tuple[int, int], runs: Iterator[Rows]) -> En
             # Another process finished the same entry first; what it holds is the same.
             if read_entry(folder, size) is None:
                 raise
+    except OSError as error:
+        raise write_error(error, folder) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     entry = read_entry(folder, size)

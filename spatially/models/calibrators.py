@@ -29,6 +29,7 @@ from spatially.data.shapes import Shapes
 from spatially.errors import UserError
 from spatially.models.cells import class_means, correlation, cut
 
+SMALLEST_PATCH = 8  # pixels; smaller ones hold too little to be told apart
 RECOGNISED = 0.8  # correlation from which a patch is a word; a part reads above 0.98, backgrounds below 0.7
 SAME_WORD = 0.95  # correlation from which two mean cells are one word
 _UNIT = 1 << 16  # log-likelihoods are whole multiples of 1 / _UNIT, so that their sums are exact
@@ -214,7 +215,7 @@ def _build(
     if in_chans != 3 or (pretrained and num_classes not in (None, classes)):
         raise UserError(f"{variant} has 3 channels and {classes} classes: got {in_chans} and {num_classes}")
     names = shapes.classes if num_classes in (None, classes) else ()
-    side = shapes.part if cell is None else cell
+    side = cell or (shapes.part if variant == "rigid_template" else max(SMALLEST_PATCH, shapes.part // 2))
     model: BagOfPatches | RigidTemplate
     if pretrained:
         numbers = torch.arange(_FITTING_FROM, _FITTING_FROM + _FITTING_IMAGES_A_CLASS * classes)
@@ -234,7 +235,7 @@ def _build(
 
 @register_model
 def bag_of_patches(pretrained: bool = False, *, patch: int | None = None, **options: Any) -> nn.Module:
-    """Bag of patches for the generated set of this ``img_size``; ``patch`` is a part's side unless given."""
+    """Bag of patches for the generated set of this ``img_size``; ``patch`` is half a part's side unless given."""
     return _build("bag_of_patches", pretrained, cell=patch, **options)
 
 

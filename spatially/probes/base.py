@@ -15,9 +15,9 @@ import dataclasses
 import json
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -37,6 +37,15 @@ if TYPE_CHECKING:
 
 Rows = NDArray[np.int64]
 _PACKAGES = ("spatially", "torch", "torchvision", "timm", "numpy", "xarray")
+
+
+class Drawing(Protocol):
+    """How a probe's results are drawn: figures and tables by name, the captions and alternative texts of the figures."""
+
+    def figures(self, results: Mapping[str, xr.Dataset]) -> dict[str, Figure]: ...
+    def tables(self, results: Mapping[str, xr.Dataset]) -> dict[str, DataFrame]: ...
+    def captions(self, results: Mapping[str, xr.Dataset]) -> dict[str, str]: ...
+    def descriptions(self, results: Mapping[str, xr.Dataset]) -> dict[str, str]: ...
 
 
 class Probe(ABC):
@@ -67,13 +76,10 @@ class Probe(ABC):
     def summarise(self, outcomes: xr.Dataset, *, chance: float) -> xr.Dataset:
         """The measured numbers with their intervals, beside the outcomes they come from."""
 
+    @classmethod
     @abstractmethod
-    def figures(self, results: Mapping[str, xr.Dataset]) -> dict[str, Figure]:
-        """Figures of several models' results."""
-
-    @abstractmethod
-    def tables(self, results: Mapping[str, xr.Dataset]) -> dict[str, DataFrame]:
-        """Tables of several models' results."""
+    def drawing(cls) -> Drawing:
+        """The module that draws several models' results."""
 
     @property
     def interval(self) -> str:
@@ -160,8 +166,3 @@ def _plain(value: Any) -> Any:
 def device_name(device: torch.device) -> str:
     """The chip's name where torch knows it."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def iterate_points(*axes: Sequence[Any]) -> Iterator[tuple[int, ...]]:
-    """Every index of a grid with these axes, the last running fastest."""
-    return iter(np.ndindex(*(len(axis) for axis in axes)))

@@ -5,7 +5,6 @@ Each image is host once. Its guest is an image of another class, drawn from the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,13 +17,10 @@ from spatially import randomness
 from spatially.errors import UserError
 from spatially.perturb.check import check_block
 from spatially.perturb.paste import paste
-from spatially.probes.base import Probe, Rows, image_coordinates
+from spatially.probes.base import Drawing, Probe, Rows, image_coordinates
 from spatially.probes.intervals import student, wilson
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-
     from spatially.data import Images
     from spatially.subject import Subject
 
@@ -110,12 +106,8 @@ class Paste(Probe):
             result[f"mean_{name}"], result[f"mean_{name}_low"], result[f"mean_{name}_high"] = values.mean(), low, high
         return result
 
-    def figures(self, results: Mapping[str, xr.Dataset]) -> dict[str, Figure]:
+    @classmethod
+    def drawing(cls) -> Drawing:
         from spatially.probes import paste_figures
 
-        return paste_figures.figures(results)
-
-    def tables(self, results: Mapping[str, xr.Dataset]) -> dict[str, DataFrame]:
-        from spatially.probes import paste_figures
-
-        return paste_figures.tables(results)
+        return paste_figures

@@ -10,9 +10,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
-from spatially.report.panels import WIDTH, grid, ordered, title
-from spatially.report.style import GUEST, HOST, INK, MUTED, NEITHER, figure_style
-from spatially.report.values import Results, estimate, number, percent
+from spatially.drawing.panels import WIDTH, grid, ordered, title
+from spatially.drawing.style import GUEST, HOST, INK, MUTED, NEITHER, figure_style
+from spatially.drawing.values import Results, estimate, number, percent
 
 PARTS = (
     ("host_rate", "the shuffled host", HOST),

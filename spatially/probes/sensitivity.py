@@ -17,7 +17,7 @@ And two summaries, with c the accuracy of chance:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -30,14 +30,11 @@ from torch import Tensor
 from spatially.errors import UserError, unknown
 from spatially.perturb.blocks import Blocks, draw_blocks
 from spatially.perturb.check import check_block, check_ratio
-from spatially.probes.base import Probe, Rows, image_coordinates
+from spatially.probes.base import Drawing, Probe, Rows, image_coordinates
 from spatially.probes.intervals import LEVEL, Interval, anytime, lost_share, student, wilson
 from spatially.probes.stopping import Stopping, check_precision
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-
     from spatially.data import Images
     from spatially.subject import Subject
 
@@ -243,15 +240,11 @@ class Sensitivity(Probe):
             return lost_share(correct @ weights, correct[:, 0], chance)
         return _lost_anytime(correct, weights, chance)
 
-    def figures(self, results: Mapping[str, xr.Dataset]) -> dict[str, Figure]:
+    @classmethod
+    def drawing(cls) -> Drawing:
         from spatially.probes import sensitivity_figures
 
-        return sensitivity_figures.figures(results)
-
-    def tables(self, results: Mapping[str, xr.Dataset]) -> dict[str, DataFrame]:
-        from spatially.probes import sensitivity_figures
-
-        return sensitivity_figures.tables(results)
+        return sensitivity_figures
 
 
 def unchanged(draw: Blocks, ratio: float) -> bool:

@@ -10,8 +10,8 @@ import xarray as xr
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from spatially.report.gallery import gallery
-from spatially.report.panels import (
+from spatially.drawing.gallery import gallery
+from spatially.drawing.panels import (
     WIDTH,
     Curve,
     DotPanel,
@@ -26,8 +26,8 @@ from spatially.report.panels import (
     share_axes,
     title,
 )
-from spatially.report.style import INK, MUTED, figure_style, series
-from spatially.report.values import (
+from spatially.drawing.style import INK, MUTED, figure_style, series
+from spatially.drawing.values import (
     DONE,
     KINDS,
     Estimate,

@@ -6,7 +6,7 @@ from math import isfinite
 
 import xarray as xr
 
-from spatially.report.values import (
+from spatially.drawing.values import (
     Estimate,
     Results,
     attribute,

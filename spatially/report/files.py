@@ -1,15 +1,15 @@
-"""Writing files whole or not at all, and figures as the same bytes for the same input."""
+"""Figures as files, the same bytes for the same input."""
 
 import base64
 import io
-import os
 import re
 from pathlib import Path
 
 from matplotlib.figure import Figure
 from PIL import Image
 
-from spatially.report.style import DARK, figure_style
+from spatially.drawing.style import DARK, figure_style
+from spatially.files import write_whole
 
 # Dates and program versions are left out: the same results give the same bytes.
 _METADATA: dict[str, dict[str, str | None]] = {
@@ -22,18 +22,6 @@ _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 _PATH = re.compile(r' d="[^"]*"')
 _GLYPH = re.compile(r'<use xlink:href="#g(\d+)" transform="translate\(([-\d.]+) 0\)"/>')
 _LENGTHS = re.compile(r' (?:d|x|y)="[^"]*"|translate\([^)]*\)')
-
-
-def write_whole(path: Path, content: bytes | str) -> Path:
-    """Write under another name in the same folder, then rename: a reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
 
 
 def render(figure: Figure, form: str, *, dpi: int) -> bytes:

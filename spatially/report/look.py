@@ -7,10 +7,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from spatially.drawing.panels import WIDTH
+from spatially.drawing.style import FAINT, GRID, INK, MUTED, SERIES, figure_style
+from spatially.drawing.values import percent
 from spatially.errors import UserError
-from spatially.report.panels import WIDTH
-from spatially.report.style import FAINT, GRID, INK, MUTED, SERIES, figure_style
-from spatially.report.values import percent
 
 LONGEST_NAME = 26  # characters of a class name that fit above its bar
 

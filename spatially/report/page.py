@@ -13,11 +13,7 @@ import xarray as xr
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from spatially.errors import UserError
-from spatially.report import answer, citation
-from spatially.report.files import data_uri, save_figure, settle, write_whole
-from spatially.report.provenance import Provenance, provenance
-from spatially.report.values import (
+from spatially.drawing.values import (
     KINDS,
     Results,
     attribute,
@@ -31,6 +27,11 @@ from spatially.report.values import (
     thousands,
     with_interval,
 )
+from spatially.errors import UserError
+from spatially.files import write_whole
+from spatially.report import answer, citation
+from spatially.report.files import data_uri, save_figure, settle
+from spatially.report.provenance import Provenance, provenance
 from spatially.version import __version__
 
 QUESTION = "Does it see spatial structure, or a bag of patches?"

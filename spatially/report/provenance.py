@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from spatially.report.values import Results, percent, thousands
+from spatially.drawing.values import Results, percent, thousands
 
 # In reading order; attributes that are not named here follow in their own order.
 LABELS = {
@@ -24,21 +24,29 @@ LABELS = {
     "chance": "Chance",
     "bag_accuracy": "Best bag of patches",
     "parameters": "Parameters",
+    "source": "From",
     "weights": "Weights",
+    "weights_fingerprint": "Weights' fingerprint",
     "preprocessing": "Preprocessing",
     "seed": "Seed",
     "precision": "Asked precision",
     "interval": "Intervals",
     "device": "Device",
     "dtype": "Number format",
+    "class_mapping": "Class mapping",
     "batch": "Batch",
     "versions": "Versions",
     "command": "Command",
 }
 COUNTS = {"images", "skipped", "classes", "parameters", "batch"}
 SHARES = {"chance", "bag_accuracy"}
-HIDDEN = {"probe", "model", "class_names"}
-OF_A_MODEL = {"parameters", "weights", "preprocessing"}  # shown beside the model even when all are alike
+HIDDEN = {"probe", "model", "class_names", "key", "position", "answers"}
+OF_A_MODEL = {
+    "parameters",
+    "weights",
+    "weights_fingerprint",
+    "preprocessing",
+}  # shown beside the model even when all are alike
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from spatially.data import Images, open_images
 from spatially.errors import UserError
+from spatially.files import write_whole
 from spatially.study.plan import Task, plan_table, speed
 from spatially.study.processes import Processes, fixed_threads
 from spatially.study.spec import Study
-from spatially.study.store import Store, read_dataset, slug, write_bytes, write_dataset
+from spatially.study.store import Store, read_dataset, slug, write_dataset
 from spatially.subject import load
 
 _EXAMPLES = 3
@@ -51,7 +52,7 @@ def run_study(
             return store
         if processes.is_main:
             store.clear_drafts()
-            write_bytes(store.folder / "study.yaml", yaml.safe_dump(study.describe(), sort_keys=False).encode())
+            write_whole(store.folder / "study.yaml", yaml.safe_dump(study.describe(), sort_keys=False))
             write_dataset(store.folder / "examples.nc", _examples(tasks[0].images, seed=tasks[0].probe.seed))
         for task in left:
             _run_task(task, store, processes, console)

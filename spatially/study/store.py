@@ -11,9 +11,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 import shutil
 from io import BytesIO
@@ -23,37 +21,13 @@ from typing import Any
 import xarray as xr
 
 from spatially.errors import UserError
+from spatially.files import write_whole
 
 _COMPRESSED = 512  # values from which a variable is worth compressing
 
 
-class StoreError(OSError):
-    """The disk would not take a file. What was finished before is kept."""
-
-
 class DamagedFile(UserError):
     """A results file that cannot be read as it was written."""
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file under another name, and give it its own when it is whole and on the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
-    try:
-        with open(draft, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = "free some space there" if full else "see that it can be written"
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise StoreError(
-            error.errno,
-            f"could not write {path}: {reason}; {advice} and run the same command again, finished parts are kept",
-        ) from error
 
 
 def write_dataset(path: Path, dataset: xr.Dataset) -> None:
@@ -65,7 +39,7 @@ def write_dataset(path: Path, dataset: xr.Dataset) -> None:
     }
     buffer = BytesIO()
     dataset.to_netcdf(buffer, engine="h5netcdf", encoding=encoding)
-    write_bytes(path, buffer.getvalue())
+    write_whole(path, buffer.getvalue())
 
 
 def read_dataset(path: Path) -> xr.Dataset:

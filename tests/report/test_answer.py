@@ -6,8 +6,8 @@ from runpy import run_path
 
 import pytest
 
+from spatially.drawing.values import Estimate, percent, with_interval
 from spatially.report.answer import answers, headline_block, summary, verdict
-from spatially.report.values import Estimate, percent, with_interval
 
 Study = run_path(str(Path(__file__).parent / "synthetic.py"))["Study"]
 

@@ -14,9 +14,10 @@ import torch
 from rich.console import Console
 
 from spatially.errors import UserError
+from spatially.files import WriteError
 from spatially.probes import Sensitivity
 from spatially.study import Study, run_study
-from spatially.study.store import StoreError, read_dataset
+from spatially.study.store import read_dataset
 
 QUIET = Console(quiet=True)
 MODEL = {"model": "resnet10t", "pretrained": False, "num_classes": 12, "input_size": 32, "resize": 32}
@@ -118,7 +119,7 @@ def test_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", fills_up)
-        with pytest.raises(StoreError, match="No space left"):
+        with pytest.raises(WriteError, match="No space left"):
             run_study(study(), tmp_path / "full", device="cpu", console=QUIET)
     kept = list((tmp_path / "full").rglob("0*.nc"))
     assert kept

@@ -7,7 +7,8 @@ import pytest
 import xarray as xr
 
 from spatially.errors import UserError
-from spatially.study.store import DamagedFile, Store, StoreError, read_dataset, slug, write_dataset
+from spatially.files import WriteError
+from spatially.study.store import DamagedFile, Store, read_dataset, slug, write_dataset
 
 
 def example(count: int = 600) -> xr.Dataset:
@@ -74,7 +75,7 @@ def test_full_disk_keeps_the_old_file_and_leaves_no_draft(tmp_path: Path, monkey
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(
-        StoreError, match="No space left on device; free some space there and run the same command again"
+        WriteError, match="No space left on device; free some space there and run the same command again"
     ):
         write_dataset(path, example())
     assert path.read_bytes() == before

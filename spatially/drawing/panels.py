@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
-from spatially.report.style import FAINT, INK, MUTED, Series, figure_style
-from spatially.report.values import Estimate
+from spatially.drawing.style import FAINT, INK, MUTED, Series, figure_style
+from spatially.drawing.values import Estimate
 
 WIDTH = 7.2  # inches: the text width of a two-column paper
 

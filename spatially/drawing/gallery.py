@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from spatially.drawing.panels import grid, title
+from spatially.drawing.style import INK, MUTED, figure_style
+from spatially.drawing.values import DONE, KINDS, square
 from spatially.errors import UserError
-from spatially.report.panels import grid, title
-from spatially.report.style import INK, MUTED, figure_style
-from spatially.report.values import DONE, KINDS, square
 
 
 def gallery(
