@@ -13,6 +13,8 @@ from spatially.cli import app, options
 from spatially.errors import UserError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from spatially.report.look import LookRow, LookView
     from spatially.subject import Subject
 
@@ -102,13 +104,12 @@ def _look(
     from spatially.report.look import LookRow, LookView
 
     pixels, number = _crop(subject, image)
-    place = {"block": block, "index": [number], "seed": seed}
+    shuffled = shuffle_blocks(pixels, block=block, ratio=ratios["shuffle"], index=[number], seed=seed)
+    masked = mask_blocks(pixels, block=block, ratio=ratios["mask"], index=[number], seed=seed)
     pictures = {
         "clean": pixels,
-        f"shuffled, {block}×{block}, α = {ratios['shuffle']:g}": shuffle_blocks(
-            pixels, ratio=ratios["shuffle"], **place
-        ),  # type: ignore[arg-type]
-        f"masked, {block}×{block}, α = {ratios['mask']:g}": mask_blocks(pixels, ratio=ratios["mask"], **place),  # type: ignore[arg-type]
+        f"shuffled, {block}×{block}, α = {ratios['shuffle']:g}": shuffled,
+        f"masked, {block}×{block}, α = {ratios['mask']:g}": masked,
     }
     with torch.inference_mode():
         probability = subject(torch.cat(list(pictures.values())).to(subject.device)).softmax(dim=1).float().cpu()
@@ -124,7 +125,7 @@ def _look(
     return row, [LookView(one, caption) for one, caption in zip(shown, pictures, strict=True)]
 
 
-def _crop(subject: Subject, image: str):  # type: ignore[no-untyped-def]
+def _crop(subject: Subject, image: str) -> tuple[Tensor, int]:
     """The crop as float ``(1, 3, H, W)``, and the number that fixes its draw."""
     import torch
 

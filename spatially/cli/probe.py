@@ -167,8 +167,10 @@ def print_once(text: str) -> None:
 def show_results(results) -> None:  # type: ignore[no-untyped-def]
     """The headline numbers in the terminal."""
     for model, result in results.get("sensitivity", {}).items():
-        table = Table(title=f"{model}: structure reliance (0 bag of patches … 1 rigid template)", title_justify="left")
-        for name in ("block", "clean accuracy", "all blocks shuffled", "structure reliance"):
+        table = Table(
+            title=model, title_justify="left", caption="0 bag of patches … 1 rigid template", caption_justify="left"
+        )
+        for name in ("block", "clean accuracy", "all shuffled", "structure reliance"):
             table.add_column(name, justify="right")
         if "shuffle" not in result["kind"].values or not {0.0, 1.0} <= set(result["ratio"].values.tolist()):
             continue

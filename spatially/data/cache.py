@@ -37,7 +37,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A complete entry of the cache."""
+    """A complete set of crops, memory-mapped from the cache or in memory."""
 
     pixels: NDArray[np.uint8]
     labels: NDArray[np.int64]
@@ -119,16 +119,29 @@ def write_entry(folder: Path, size: tuple[int, int], runs: Iterator[Rows]) -> En
     return entry
 
 
+def collect(runs: Iterator[Rows], size: tuple[int, int]) -> Entry:
+    """What ``runs`` yields, in memory."""
+    every = list(runs)
+    pixels = np.ascontiguousarray(
+        np.concatenate([rows.pixels for rows in every] or [np.zeros((0, 3, *size), np.uint8)])
+    )
+    labels = np.array([label for rows in every for label in rows.labels], np.int64)
+    index = np.array([number for rows in every for number in rows.index], np.int64)
+    digest = _digest_start(labels, index)
+    digest.update(pixels.data)
+    skipped = tuple(one for rows in every for one in rows.skipped)
+    return Entry(pixels, labels, index, skipped, digest.hexdigest())
+
+
 def _digest_file(path: Path, labels: NDArray[np.int64], index: NDArray[np.int64]) -> str:
-    digest = digest_start(labels, index)
+    digest = _digest_start(labels, index)
     with open(path, "rb") as file:
         while block := file.read(_READ):
             digest.update(block)
     return digest.hexdigest()
 
 
-def digest_start(labels: NDArray[np.int64], index: NDArray[np.int64]) -> blake2b:
-    """A digest that has taken in labels and numbers and waits for the pixels."""
+def _digest_start(labels: NDArray[np.int64], index: NDArray[np.int64]) -> blake2b:
     digest = blake2b(digest_size=16)
     digest.update(labels.astype("<i8").tobytes() + index.astype("<i8").tobytes())
     return digest

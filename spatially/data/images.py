@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,6 @@ class Images:
     classes: tuple[str, ...] | None = None
     skipped: tuple[Skipped, ...] = ()
     bag_accuracy: float | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.labels)

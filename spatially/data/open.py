@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from PIL import Image
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
 from spatially import randomness
-from spatially.data.cache import Rows, cache_folder, digest_start, read_entry, write_entry
+from spatially.data.cache import Rows, cache_folder, collect, read_entry, write_entry
 from spatially.data.decode import BrokenImage, decode
 from spatially.data.images import Images, Skipped
 from spatially.data.shapes import Shapes
@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 
 GENERATED = 1200  # images of the generated set when no limit is given: a hundred of each class
 _WINDOW = 256
+_IN_MEMORY = 1 << 28  # bytes of generated images up to which no file is made
 
 
 def open_images(
-    source: str | Path | Shapes | ArrayLike | Tensor | tuple[Any, Any],
+    source: str | Path | Shapes | NDArray[Any] | Tensor | tuple[Any, Any],
     subject: Subject,
     limit: int | None = None,
     *,
@@ -62,14 +63,13 @@ def open_images(
     if isinstance(source, str) and source == "shapes":
         source = Shapes(size=subject.preprocessing.input_size)
     if isinstance(source, Shapes):
-        images = _open_shapes(source, subject, limit or GENERATED)
+        images = _open_shapes(source, subject, limit or GENERATED, cache_folder(cache))
     elif isinstance(source, (str, Path)):
         opened = open_source(source, root=root, split=split)
         images = _open_encoded(opened, subject, limit, seed, workers, strict, cache_folder(cache), progress)
     else:
-        pair = isinstance(source, tuple) and len(source) == 2 and labels is None
-        pixels, labels = source if pair else (source, labels)
-        images = _open_arrays(pixels, labels, classes, subject, limit, seed)
+        pixels, targets = source if isinstance(source, tuple) and len(source) == 2 else (source, labels)
+        images = _open_arrays(pixels, targets, classes, subject, limit, seed)
     if len(images) == 0:
         named = "; ".join(f"{one.name} ({one.reason})" for one in images.skipped[:3])
         raise UserError(f"no image of {images.description} could be read: {named}")
@@ -86,28 +86,45 @@ def _draw(count: int, limit: int | None, seed: int) -> NDArray[np.int64]:
     return np.sort(bits.argsort(stable=True)[:limit].numpy())
 
 
-def _open_shapes(shapes: Shapes, subject: Subject, count: int) -> Images:
+def _open_shapes(shapes: Shapes, subject: Subject, count: int, cache: Path) -> Images:
     size = subject.preprocessing.input_size
-    runs = [shapes.images(torch.arange(first, min(first + 512, count))) for first in range(0, count, 512)]
-    pixels, labels = (torch.cat(parts).numpy() for parts in zip(*runs, strict=True))
-    if pixels.shape[2:] != tuple(size):
-        raise UserError(
-            f"{subject.name} takes {size[0]}×{size[1]} pixels, but the generated set makes {pixels.shape[2:]}"
-        )
-    index = np.arange(count)
-    digest = digest_start(labels, index)
-    digest.update(np.ascontiguousarray(pixels))
+    if (shapes.height, shapes.width) != tuple(size):
+        made = f"{shapes.height}×{shapes.width}"
+        raise UserError(f"{subject.name} takes {size[0]}×{size[1]} pixels, but the generated set makes {made}")
+    runs = _generate(shapes, count)
+    if count * 3 * size[0] * size[1] <= _IN_MEMORY:
+        entry = collect(runs, size)
+    else:
+        folder = cache / "images" / _key("shapes 1", shapes.describe(), count)
+        entry = read_entry(folder, size) or write_entry(folder, size, runs)
     return Images(
-        pixels=pixels,
-        labels=labels,
-        index=index,
-        description="generated shapes " + json.dumps(shapes.describe(), sort_keys=True),
-        fingerprint=digest.hexdigest(),
+        pixels=entry.pixels,
+        labels=entry.labels,
+        index=entry.index,
+        description=_describe_shapes(shapes),
+        fingerprint=entry.fingerprint,
         # A model with other classes than these can still be measured: labels are then its class numbers.
         classes=shapes.classes if subject.answers == len(shapes.classes) else None,
         bag_accuracy=shapes.best_accuracy("bag"),
-        facts=shapes.describe(),
     )
+
+
+def _generate(shapes: Shapes, count: int) -> Iterator[Rows]:
+    for first in range(0, count, _WINDOW):
+        index = torch.arange(first, min(first + _WINDOW, count))
+        pixels, labels = shapes.images(index)
+        yield Rows(pixels.numpy(), labels.tolist(), index.tolist())
+
+
+def _key(*identity: Any) -> str:
+    """The name of a cache entry, from everything that decides its bytes."""
+    return blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=12).hexdigest()
+
+
+def _describe_shapes(shapes: Shapes) -> str:
+    words = f"generated shapes, {len(shapes.family_names)} families of parts × {shapes.arrangements} arrangements"
+    options = {"mixing": shapes.mixing, "jitter": shapes.jitter, "seed": shapes.seed}
+    return words + "".join(f", {name} {value:g}" for name, value in options.items() if value)
 
 
 def _open_arrays(
@@ -125,14 +142,13 @@ def _open_arrays(
     if len(array) and array.shape[2:] != tuple(subject.preprocessing.input_size):
         pictures = (Image.fromarray(np.ascontiguousarray(one.transpose(1, 2, 0))) for one in array)
         array = np.stack([subject.preprocessing.crop(picture) for picture in pictures])
-    digest = digest_start(targets, index)
-    digest.update(np.ascontiguousarray(array))
+    entry = collect(iter([Rows(array, targets.tolist(), index.tolist())]), subject.preprocessing.input_size)
     return Images(
-        pixels=array,
-        labels=targets,
-        index=index,
-        description=f"{len(targets)} images in memory",
-        fingerprint=digest.hexdigest(),
+        pixels=entry.pixels,
+        labels=entry.labels,
+        index=entry.index,
+        description=f"{len(entry.labels)} images in memory",
+        fingerprint=entry.fingerprint,
         classes=None if classes is None else tuple(classes),
     )
 
@@ -168,8 +184,7 @@ def _open_encoded(
     crop = {
         name: value for name, value in preprocessing.describe().items() if name not in ("mean", "std", "normalisation")
     }
-    identity = json.dumps(["crops 1", source.key, crop, limit, seed if limit else None], sort_keys=True)
-    folder = cache / "images" / blake2b(identity.encode(), digest_size=12).hexdigest()
+    folder = cache / "images" / _key("crops 1", source.key, crop, limit, seed if limit else None)
     size = preprocessing.input_size
     entry = read_entry(folder, size)
     if entry is None:

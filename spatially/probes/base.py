@@ -27,6 +27,7 @@ from rich.progress import track
 
 from spatially.errors import UserError
 from spatially.probes.stopping import Stopping
+from spatially.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from spatially.subject import Subject
 
 Rows = NDArray[np.int64]
-_PACKAGES = ("spatially", "torch", "torchvision", "timm", "numpy", "xarray")
+_PACKAGES = ("torch", "torchvision", "timm", "numpy", "xarray")
 
 
 class Drawing(Protocol):
@@ -153,9 +154,14 @@ def describe(probe: Probe, view: Subject, images: Images, *, batch: int) -> dict
         "chance": 1 / view.answers,
         "batch": batch,
         "device": device_name(view.device),
-        "versions": json.dumps({"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}),
+        "versions": json.dumps(_versions()),
     }
     return {name: _plain(value) for name, value in facts.items()}
+
+
+def _versions() -> dict[str, str]:
+    own = {"python": platform.python_version(), "spatially": __version__}
+    return own | {name: version(name) for name in _PACKAGES}
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Drawings and tables of the paste probe: does the shuffled host win, or the clean guest (figure 2 of Xu)?"""
 
 import numpy as np
-import pandas  # type: ignore[import-untyped]
+import pandas
 import xarray as xr
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes

@@ -136,7 +136,7 @@ class Sensitivity(Probe):
         skip: NDArray[np.bool_],
     ) -> xr.Dataset:
         dims = ("image", *POINT)
-        prediction, probability = (np.moveaxis(values, -1, 0) for values in (prediction, probability))
+        prediction, probability = np.moveaxis(prediction, -1, 0), np.moveaxis(probability, -1, 0)
         correct = prediction == images.labels[rows][:, None, None, None]
         outcomes = {
             "correct": correct

@@ -5,7 +5,7 @@ from math import isfinite, nan
 from typing import Any
 
 import numpy as np
-import pandas  # type: ignore[import-untyped]
+import pandas
 import xarray as xr
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jinja2
-import pandas  # type: ignore[import-untyped]
+import pandas
 import xarray as xr
 from markupsafe import Markup
 from matplotlib.figure import Figure

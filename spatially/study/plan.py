@@ -81,17 +81,17 @@ def _wait(device: torch.device) -> None:
 def plan_table(rows: list[tuple[Task, int, float | None]], *, processes: int) -> Table:
     """A line a task: what is left of it, and how long that takes at its measured speed."""
     table = Table(title="Plan", title_justify="left", caption_justify="left")
-    for name, align in (("model", "left"), ("probe", "left"), ("images", "right"), ("forward passes", "right")):
-        table.add_column(name, justify=align, overflow="fold")  # type: ignore[arg-type]
-    for name in ("images/s", "about", "memory", "state"):
-        table.add_column(name, justify="right")
+    table.add_column("model", overflow="fold")
+    table.add_column("probe", no_wrap=True)
+    for name in ("images", "passes", "images/s", "about", "memory", "state"):
+        table.add_column(name, justify="right", no_wrap=True)
     total = 0.0
     for task, done, rate in rows:
         chunks = len(task.chunks)
         left = task.forward_passes * (chunks - done) / chunks
         seconds = left / rate / processes if rate else 0.0
         total += seconds
-        state = "done" if done == chunks else f"{done} of {chunks} chunks" if done else "new"
+        state = "done" if done == chunks else f"{done}/{chunks}" if done else "new"
         table.add_row(
             task.model,
             task.probe.name,
