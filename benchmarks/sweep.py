@@ -90,7 +90,7 @@ class UsualWay(Dataset):
         rows, columns = pixels.shape[0] // self.block, pixels.shape[1] // self.block
         blocks = [(row, column) for row in range(rows) for column in range(columns)]
         chosen = generator.choice(len(blocks), round(self.ratio * len(blocks)), replace=False)
-        result = pixels.copy()
+        result, mean, deviation = pixels.copy(), pixels.mean((0, 1)), pixels.std((0, 1))
         for target, source in zip(chosen, generator.permutation(chosen), strict=True):
             (a, b), (c, d) = blocks[target], blocks[source]
             k = self.block
@@ -98,7 +98,7 @@ class UsualWay(Dataset):
             if self.kind == "shuffle":
                 result[place] = pixels[c * k : (c + 1) * k, d * k : (d + 1) * k]
             else:
-                result[place] = generator.normal(pixels.mean((0, 1)), pixels.std((0, 1)), (k, k, 3))
+                result[place] = generator.normal(mean, deviation, (k, k, 3))
         return torch.from_numpy(((result - self.mean) / self.std).transpose(2, 0, 1).copy()), int(
             self.images.labels[number]
         )
@@ -119,6 +119,15 @@ def usual(
                     subject.model(pixels.to(subject.device)).argmax(dim=1).cpu()
                 passes += len(pixels)
     return passes / (time.perf_counter() - start)
+
+
+def _words(options: dict) -> list[str]:
+    """The options as they are typed."""
+    words = []
+    for name, value in options.items():
+        if value is not None and name != "json":
+            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return words
 
 
 def main() -> None:
@@ -147,10 +156,10 @@ def main() -> None:
         swept = sweep(subject, images, given.batch, probe)
         after = bare(subject, images, given.batch, passes - passes // 2)
         rounds.append({"bare": (before + after) / 2, "sweep": swept, "ratio": swept / ((before + after) / 2)})
-    slow = usual(subject, images, given.batch, given.workers, probe)
+    one_batch = random_images(given.batch, subject.preprocessing.input_size[0])
+    slow = usual(subject, one_batch, given.batch, given.workers, probe)
     result = {
-        "command": "python benchmarks/sweep.py "
-        + " ".join(f"--{k} {v}" for k, v in vars(given).items() if v and k != "json"),
+        "command": "python benchmarks/sweep.py " + " ".join(_words(vars(given))),
         "machine": f"{device_name(subject.device)}, {platform.machine()}, {torch.get_num_threads()} threads",
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "timm": timm.__version__},
         "model": given.model,

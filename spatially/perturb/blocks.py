@@ -23,6 +23,7 @@ from spatially.perturb.check import check_block, check_images, check_index, chec
 
 # Pixel sums are taken over whole numbers in units of 2⁻²⁰, so that their order, and with it the device, does not matter.
 _UNIT = 1 << 20
+_SLICE = 16  # images whose noise is made at once
 
 
 def shuffle_blocks(images: Tensor, *, block: int, ratio: float, index: Tensor | Sequence[int], seed: int = 0) -> Tensor:
@@ -108,10 +109,15 @@ class Blocks:
     @cached_property
     def _noise(self) -> Tensor:
         """Noise with the image's own mean and deviation, as if every block were masked."""
-        mean, deviation = channel_statistics(self.images)
-        unit = randomness.normal(self._stream("noise"), self.index, (*self.images.shape[1:],))
-        # Two roundings, one an operation: a fused multiply-add would differ between devices.
-        return (unit.to(self.images.dtype) * deviation).add_(mean)
+        noise = torch.empty_like(self.images, memory_format=torch.contiguous_format)
+        # A few images at a time: the 64-bit numbers behind the noise take several times the images' own memory.
+        for first in range(0, len(self.images), _SLICE):
+            rows = slice(first, first + _SLICE)
+            mean, deviation = channel_statistics(self.images[rows])
+            unit = randomness.normal(self._stream("noise"), self.index[rows], (*self.images.shape[1:],))
+            # Two roundings, one an operation: a fused multiply-add would differ between devices.
+            noise[rows] = (unit.to(self.images.dtype) * deviation).add_(mean)
+        return noise
 
     def source(self, ratio: float) -> Tensor:
         """The block that each place shows after shuffling, ``(B, n)``."""
@@ -179,7 +185,7 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     Pixels are rounded to whole multiples of 2⁻²⁰ and summed as integers, whose sums are the same in every order; what
     follows is one correctly rounded operation at a time.
     """
-    levels = (images.double() * _UNIT).round().to(torch.int64)
+    levels = (images * _UNIT).round().to(torch.int64)
     pixels = images.shape[2] * images.shape[3]
     mean = levels.sum(dim=(2, 3), keepdim=True).double() / pixels
     square = (levels * levels).sum(dim=(2, 3), keepdim=True).double() / pixels

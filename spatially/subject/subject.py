@@ -95,7 +95,8 @@ class Subject:
                 f"got {images.dtype} of shape {tuple(images.shape)}"
             )
         images = images.to(device=self.device, dtype=self._weights_dtype)
-        return ((images - self._mean) / self._std).contiguous(memory_format=self._memory_format)
+        # in place on a tensor of our own: a second copy of a batch would be the largest thing in memory
+        return (images - self._mean).div_(self._std).contiguous(memory_format=self._memory_format)
 
     def align(self, classes: Sequence[str] | None, labels: Tensor | np.ndarray | Sequence[int]) -> "Subject":
         """The same model answering in the data's classes, for these class names and labels.

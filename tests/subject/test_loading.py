@@ -180,7 +180,7 @@ def test_callables_from_the_current_directory(image, tmp_path, monkeypatch):
     subject = untrained("my_models:pooled", input_size=16, num_classes=5, model_options={"bias": False})
     assert (subject.name, subject.answers, subject.preprocessing.input_size) == ("my_models:pooled", 5, (16, 16))
     assert subject.model[-1].bias is None
-    assert subject.describe()["normalisation"] == "none given"
+    assert subject.describe()["preprocessing"]["normalisation"] == "none given"
     pixels = torch.from_numpy(subject.preprocessing.crop(image)).float() / 255
     torch.testing.assert_close(answer(subject, image), subject.model(pixels[None]))
     with pytest.raises(UserError, match=r"unknown callable in my_models 'poled': did you mean 'pooled'\?"):
