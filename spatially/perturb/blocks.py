@@ -23,7 +23,8 @@ from spatially.perturb.check import check_block, check_images, check_index, chec
 
 # Pixel sums are taken over whole numbers in units of 2⁻²⁰, so that their order, and with it the device, does not matter.
 _UNIT = 1 << 20
-_SLICE = 16  # images whose noise is made at once
+# Images whose noise is made at once: few on a CPU, where they stay in its caches; many where each operation costs a launch.
+_SLICE, _SLICE_ON_GPU = 8, 128
 
 
 def shuffle_blocks(images: Tensor, *, block: int, ratio: float, index: Tensor | Sequence[int], seed: int = 0) -> Tensor:
@@ -111,8 +112,9 @@ class Blocks:
         """Noise with the image's own mean and deviation, as if every block were masked."""
         noise = torch.empty_like(self.images, memory_format=torch.contiguous_format)
         # A few images at a time: the 64-bit numbers behind the noise take several times the images' own memory.
-        for first in range(0, len(self.images), _SLICE):
-            rows = slice(first, first + _SLICE)
+        step = _SLICE if self.images.device.type == "cpu" else _SLICE_ON_GPU
+        for first in range(0, len(self.images), step):
+            rows = slice(first, first + step)
             mean, deviation = channel_statistics(self.images[rows])
             unit = randomness.normal(self._stream("noise"), self.index[rows], (*self.images.shape[1:],))
             # Two roundings, one an operation: a fused multiply-add would differ between devices.
@@ -136,31 +138,41 @@ class Blocks:
         """The images with a share ``ratio`` of their blocks permuted."""
         if self.chosen(ratio) == 0:
             return self.images.clone()
-        height, width = (side * self.block for side in self.grid)
-        shuffled = self._whole_blocks.index_select(0, self._row_sources(self.source(ratio)))
-        shuffled = shuffled.view(*self.images.shape[:2], height, width)
+        # Moving whole blocks is seven times faster on a GPU, moving rows of blocks ten times faster on a CPU.
+        move = self.move_rows if self.images.device.type == "cpu" else self.move_blocks
+        shuffled = move(self.source(ratio))
         if self.covered == 1:
             return shuffled
         result = self.images.clone(memory_format=torch.contiguous_format)
-        result[:, :, :height, :width] = shuffled
+        result[:, :, : shuffled.shape[2], : shuffled.shape[3]] = shuffled
         return result
 
-    @cached_property
-    def _whole_blocks(self) -> Tensor:
-        """The rows of every whole block, k pixels each, ``(B·C·height·columns, k)``: what shuffling moves as one piece."""
-        height, width = (side * self.block for side in self.grid)
-        return self.images[:, :, :height, :width].reshape(-1, self.block)
+    def move_blocks(self, source: Tensor) -> Tensor:
+        """The whole blocks, each from where ``source`` says, by an index over blocks."""
+        (rows, columns), k = self.grid, self.block
+        whole = self.images[:, :, : rows * k, : columns * k]
+        blocks = whole.unflatten(3, (columns, k)).unflatten(2, (rows, k)).permute(0, 2, 4, 1, 3, 5)
+        image = torch.arange(len(source), device=source.device)[:, None]
+        moved = blocks[image, source // columns, source % columns].unflatten(1, (rows, columns))
+        return moved.permute(0, 3, 1, 4, 2, 5).reshape(whole.shape)
 
-    def _row_sources(self, source: Tensor) -> Tensor:
-        """Which row of which block each row of the shuffled images comes from."""
-        rows, columns = self.grid
+    def move_rows(self, source: Tensor) -> Tensor:
+        """The same by an index over rows of blocks, k pixels that lie together in memory."""
+        (rows, columns), k = self.grid, self.block
         batch, channels = self.images.shape[:2]
-        line = torch.arange(self.block, device=source.device)[:, None]
+        line = torch.arange(k, device=source.device)[:, None]
         # From block numbers (B, rows, 1, columns) to numbers of rows of blocks within a channel (B, rows, k, columns).
         within = source.view(batch, rows, 1, columns)
-        within = (within // columns * self.block + line) * columns + within % columns
-        planes = torch.arange(batch * channels, device=source.device).view(batch, channels, 1, 1, 1)
-        return (within[:, None] + planes * (rows * self.block * columns)).flatten()
+        within = (within // columns * k + line) * columns + within % columns
+        plane = torch.arange(batch * channels, device=source.device).view(batch, channels, 1, 1, 1)
+        index = within[:, None] + plane * (rows * k * columns)
+        return self._rows.index_select(0, index.flatten()).view(batch, channels, rows * k, columns * k)
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        """The rows of every whole block, ``(B·C·height·columns, k)``."""
+        height, width = (side * self.block for side in self.grid)
+        return self.images[:, :, :height, :width].reshape(-1, self.block)
 
     def mask(self, ratio: float, *, clip: bool = False) -> Tensor:
         """The images with a share ``ratio`` of their blocks replaced by noise."""

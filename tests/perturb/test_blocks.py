@@ -123,6 +123,13 @@ def test_same_bits_on_cuda(kind: str, block: int) -> None:
     assert torch.equal(here, there.cpu())
 
 
+@pytest.mark.parametrize(("height", "width", "block"), [(32, 32, 8), (50, 31, 7), (9, 12, 1), (16, 24, 16)])
+def test_both_ways_of_moving_blocks_agree(height: int, width: int, block: int) -> None:
+    draw = draw_blocks(torch.rand(3, 4, height, width), kind="shuffle", block=block, index=range(3))
+    source = draw.source(0.8)
+    assert torch.equal(draw.move_blocks(source), draw.move_rows(source))
+
+
 @pytest.mark.parametrize("change", [{"seed": 1}, {"index": [8, 9, 10]}, {"block": 4}])
 def test_draws_differ_by_seed_image_and_block(change: dict) -> None:
     images = torch.rand(3, 3, 32, 32)
