@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import spatially
 from spatially.data import Images
+from spatially.perturb.pixels import as_float
 from spatially.probes.base import device_name
 
 
@@ -48,7 +49,7 @@ def wait(device: torch.device) -> None:
 @torch.inference_mode()
 def bare(subject: spatially.Subject, images: Images, batch: int, passes: int) -> float:
     """Images a second of the model alone, over as many passes as the sweep makes."""
-    pixels, *_ = images.batch(np.arange(batch), subject.device)
+    pixels = as_float(images.batch(np.arange(batch), subject.device)[0])
     mean, std = (torch.tensor(value, device=subject.device).view(1, 3, 1, 1) for value in normalisation(subject))
     normalised = (pixels - mean) / std
     half = subject.dtype in (torch.bfloat16, torch.float16)

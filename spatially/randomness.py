@@ -62,7 +62,7 @@ def below(bits: Tensor, bound: int) -> Tensor:
 
 
 @cache
-def _normal_levels(device: torch.device) -> Tensor:
+def _normal_table(device: torch.device) -> Tensor:
     """65,536 equally likely values of a standard normal variable, scaled to variance 1 exactly."""
     normal = NormalDist()
     upper = [normal.inv_cdf((level + 0.5) / _LEVELS) for level in range(_LEVELS // 2, _LEVELS)]
@@ -74,13 +74,25 @@ def _normal_levels(device: torch.device) -> Tensor:
 def normal(key: int, index: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """Standard normal noise, float32 ``(B, C, H, W)``, by inverse distribution function on 65,536 levels.
 
-    A table look-up instead of a logarithm and a cosine, whose last bits differ between devices. Four channels share
-    one 64-bit number, 16 bits each.
+    A table look-up instead of a logarithm and a cosine, whose last bits differ between devices.
+    """
+    return normal_values(normal_levels(key, index, shape))
+
+
+def normal_levels(key: int, index: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """The levels of :func:`normal`, int16 ``(B, C, H, W)``: half the memory of the noise itself.
+
+    Four channels share one 64-bit number, 16 bits each.
     """
     channels, height, width = shape
-    planes: list[Tensor] = []
+    levels = torch.empty(len(index), channels, height * width, dtype=torch.int16, device=index.device)
     for first in range(0, channels, 4):
         bits = element_bits(key + first, index, height * width)
-        planes += [(bits >> 16 * part) & (_LEVELS - 1) for part in range(min(4, channels - first))]
-    levels = torch.stack(planes, dim=1)
-    return _normal_levels(index.device)[levels].view(len(index), channels, height, width)
+        for part in range(min(4, channels - first)):
+            levels[:, first + part] = (bits >> 16 * part).to(torch.int16)
+    return levels.view(-1, channels, height, width)
+
+
+def normal_values(levels: Tensor) -> Tensor:
+    """The noise that :func:`normal_levels` stands for."""
+    return _normal_table(levels.device)[levels.to(torch.int32) + _LEVELS // 2]

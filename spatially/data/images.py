@@ -51,10 +51,10 @@ class Images:
         return self.pixels.shape[2], self.pixels.shape[3]
 
     def batch(self, rows: NDArray[np.int64], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
-        """Float pixels in 0..1 ``(B, 3, H, W)``, labels and index of the given rows, on a device."""
-        pixels = torch.from_numpy(np.ascontiguousarray(self.pixels[rows])).to(device)
+        """Pixels as bytes ``(B, 3, H, W)``, labels and index of the given rows, on a device."""
+        pixels = torch.from_numpy(np.ascontiguousarray(self.pixels[rows]))
         labels, index = torch.from_numpy(self.labels[rows]), torch.from_numpy(self.index[rows])
-        return pixels.to(torch.float32) / 255, labels.to(device), index.to(device)
+        return pixels.to(device), labels.to(device), index.to(device)
 
     def order(self, seed: int) -> NDArray[np.int64]:
         """Rows in an order drawn by the seed, so that the first so many are a fair sample of all."""

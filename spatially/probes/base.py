@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from rich.progress import track
 
 from spatially.errors import UserError
+from spatially.memory import trim
 from spatially.probes.stopping import Stopping
 from spatially.version import __version__
 
@@ -117,6 +118,7 @@ class Probe(ABC):
             parts.append(self.measure(view, images, rows, stopped=stopped))
             if stopping is not None:
                 stopping.update(self.outcomes(parts[-1]))
+            trim()
         return self.finish(parts, view, images, batch=batch)
 
     def finish(self, parts: Sequence[xr.Dataset], view: Subject, images: Images, *, batch: int) -> xr.Dataset:

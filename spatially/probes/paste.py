@@ -17,6 +17,7 @@ from spatially import randomness
 from spatially.errors import UserError
 from spatially.perturb.check import check_block
 from spatially.perturb.paste import paste
+from spatially.perturb.pixels import as_float
 from spatially.probes.base import Drawing, Probe, Rows, image_coordinates
 from spatially.probes.intervals import student, wilson
 
@@ -74,8 +75,8 @@ class Paste(Probe):
         host, label, index = images.batch(rows, subject.device)
         guests = self.guests(images, rows)
         guest, guest_label, _ = images.batch(guests, subject.device)
-        pasted = paste(host, guest, block=self.block, index=index, seed=self.seed, scale=self.scale)
-        logits = subject(pasted)
+        pasted = paste(as_float(host), as_float(guest), block=self.block, index=index, seed=self.seed, scale=self.scale)
+        logits = subject(pasted, overwrite=True)
         named, probability = logits.argmax(dim=1), logits.softmax(dim=1)
         outcomes = {
             "host_probability": probability.gather(1, label[:, None])[:, 0].to(torch.float32),

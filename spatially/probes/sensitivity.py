@@ -30,6 +30,7 @@ from torch import Tensor
 from spatially.errors import UserError, unknown
 from spatially.perturb.blocks import Blocks, draw_blocks
 from spatially.perturb.check import check_block, check_ratio
+from spatially.perturb.pixels import as_float
 from spatially.probes.base import Drawing, Probe, Rows, image_coordinates
 from spatially.probes.intervals import LEVEL, Interval, anytime, lost_share, student, wilson
 from spatially.probes.stopping import Stopping, check_precision
@@ -121,7 +122,7 @@ class Sensitivity(Probe):
                         continue
                     # What leaves the image as it is needs one pass for all kinds and blocks.
                     if unchanged(draw, ratio):
-                        clean = clean or answer(subject, pixels, labels)
+                        clean = clean or answer(subject, as_float(pixels), labels)
                         prediction[i, j, k], probability[i, j, k] = clean
                     else:
                         prediction[i, j, k], probability[i, j, k] = answer(subject, draw.perturb(ratio), labels)
@@ -253,8 +254,8 @@ def unchanged(draw: Blocks, ratio: float) -> bool:
 
 
 def answer(subject: Subject, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The class the subject names and the probability it gives the true one, ``(B,)`` each."""
-    logits = subject(images)
+    """The class the subject names and the probability it gives the true one, ``(B,)`` each. The images are used up."""
+    logits = subject(images, overwrite=True)
     prediction = logits.argmax(dim=1).to(torch.int32)
     return prediction, logits.softmax(dim=1).gather(1, labels[:, None])[:, 0].to(torch.float32)
 

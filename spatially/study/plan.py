@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from rich.table import Table
 
+from spatially.perturb.pixels import as_float
 from spatially.probes.base import Probe, Rows, cut, describe
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Task:
 def speed(subject: Subject, images: Images, batch: int) -> float:
     """Images a second, from a short warm-up."""
     rows = np.arange(min(batch, len(images), batch if subject.device.type == "cuda" else 8))
-    pixels, *_ = images.batch(rows, subject.device)
+    pixels = as_float(images.batch(rows, subject.device)[0])
     subject(pixels)
     _wait(subject.device)
     start, passes = time.perf_counter(), 0

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from spatially.data import Images, open_images
 from spatially.errors import UserError
 from spatially.files import write_whole
+from spatially.memory import trim
 from spatially.study.plan import Task, plan_table, speed
 from spatially.study.processes import Processes, fixed_threads
 from spatially.study.spec import Study
@@ -213,3 +214,4 @@ def _measure_chunk(task: Task, store: Store, number: int, stopped: np.ndarray | 
     part = task.probe.measure(task.subject, task.images, task.chunks[number], stopped=stopped)
     part.attrs["key"] = key
     write_dataset(store.part_path(task.model, task.probe.name, number), part)
+    trim()

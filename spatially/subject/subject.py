@@ -82,12 +82,15 @@ class Subject:
         """BLAKE2b of all weights, computed when first asked for."""
         return self._fingerprint.hexadecimal
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Logits (batch, answers) for images (batch, 3, height, width) between 0 and 1, from any device."""
-        output = self._run(self.normalise(images))
+    def __call__(self, images: Tensor, *, overwrite: bool = False) -> Tensor:
+        """Logits (batch, answers) for images (batch, 3, height, width) between 0 and 1, from any device.
+
+        `overwrite` allows the images to be normalised in place, where a second copy of a large batch is too many.
+        """
+        output = self._run(self.normalise(images, overwrite=overwrite))
         return self._alignment(output)
 
-    def normalise(self, images: Tensor) -> Tensor:
+    def normalise(self, images: Tensor, *, overwrite: bool = False) -> Tensor:
         """The images as the model takes them: (images - mean) / std, on its device, in its precision."""
         if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
             raise ValueError(
@@ -95,8 +98,8 @@ class Subject:
                 f"got {images.dtype} of shape {tuple(images.shape)}"
             )
         images = images.to(device=self.device, dtype=self._weights_dtype)
-        # in place on a tensor of our own: a second copy of a batch would be the largest thing in memory
-        return (images - self._mean).div_(self._std).contiguous(memory_format=self._memory_format)
+        centred = images.sub_(self._mean) if overwrite else images - self._mean
+        return centred.div_(self._std).contiguous(memory_format=self._memory_format)
 
     def align(self, classes: Sequence[str] | None, labels: Tensor | np.ndarray | Sequence[int]) -> "Subject":
         """The same model answering in the data's classes, for these class names and labels.
