@@ -6,12 +6,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-import click
 import typer
 from rich.console import Console
 
 from spatially.errors import UserError
 from spatially.version import __version__
+
+# Some releases of typer bring their own click, others import it; either way this is its class.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     help="Does a vision model see spatial structure, or a bag of patches?",
@@ -45,16 +47,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = result if isinstance(result, int) else 0
     except UserError as error:
         code = _say(errors, str(error), 2, speaks)
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        code = 2
-    except click.UsageError as error:
-        code = _say(errors, error.format_message(), 2, speaks)
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()  # type: ignore[attr-defined]
+            code = 2
+        else:
+            code = _say(errors, error.format_message(), 2, speaks)  # type: ignore[attr-defined]
     except WriteError as error:
         code = _say(errors, str(error.strerror), 1, speaks)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         code = _say(errors, "stopped; the same command goes on from here", 130, speaks)
-    except click.exceptions.Exit as stop:
+    except typer.Exit as stop:
         code = stop.exit_code
     leave()
     sys.exit(code)

@@ -1,0 +1,201 @@
+"""The command line as a user meets it: what works, and every mistake in one line with exit code 2."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from xarray import load_dataset
+
+from spatially.cli import main
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run(*words: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            main([str(word) for word in words])
+        said = capsys.readouterr()
+        return int(stop.value.code or 0), said.out, said.err
+
+    return run
+
+
+MODEL = [
+    "resnet10t",
+    "--no-pretrained",
+    "--num-classes",
+    "12",
+    "--input-size",
+    "32",
+    "--resize",
+    "32",
+    "--device",
+    "cpu",
+]
+SMALL = ["--data", "shapes", "--limit", "24", "--blocks", "8", "--ratios", "0,1", "--batch", "12"]
+
+
+def test_probe_then_report(run: Callable, tmp_path: Path) -> None:
+    code, out, _ = run(
+        "probe", *MODEL, *SMALL, "--probes", "sensitivity,paste", "--set", "paste.block=8", "--out", tmp_path
+    )
+    assert code == 0
+    assert "structure reliance" in out
+    result = load_dataset(tmp_path / "results" / "resnet10t.sensitivity.nc", engine="h5netcdf")
+    assert result.sizes == {"image": 24, "kind": 2, "block": 1, "ratio": 2}
+    assert result.attrs["command"].startswith("spatially probe resnet10t --data shapes")
+    code, out, _ = run("report", tmp_path)
+    assert code == 0
+    assert (tmp_path / "report.html").stat().st_size > 50_000
+    for ending in ("svg", "pdf", "png"):
+        assert (tmp_path / "figures" / f"sensitivity_shuffle.{ending}").exists()
+    assert (tmp_path / "tables" / "sensitivity_accuracy.csv").exists()
+
+
+def test_the_command_in_a_result_repeats_it(run: Callable, tmp_path: Path) -> None:
+    import shlex
+
+    run("probe", *MODEL, *SMALL, "--out", tmp_path / "a", "--seed", 3)
+    path = Path("results") / "resnet10t.sensitivity.nc"
+    command = load_dataset(tmp_path / "a" / path, engine="h5netcdf").attrs["command"]
+    code, _, _ = run(*shlex.split(command)[1:], "--device", "cpu", "--out", tmp_path / "b")
+    assert code == 0
+    assert (tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes()
+
+
+def test_study_from_a_file(run: Callable, tmp_path: Path) -> None:
+    run("probe", *MODEL, *SMALL, "--out", tmp_path / "a")
+    code, _, _ = run("probe", "--study", tmp_path / "a" / "study.yaml", "--device", "cpu", "--out", tmp_path / "b")
+    assert code == 0
+    contents = [(tmp_path / name / "results" / "resnet10t.sensitivity.nc").read_bytes() for name in "ab"]
+    assert contents[0] == contents[1]
+
+
+def test_folder_with_a_broken_image(run: Callable, make_folder: Callable[..., Path], tmp_path: Path) -> None:
+    root = make_folder(classes=3, each=4)
+    (root / "class1" / "0.png").write_text("not an image")
+    words = ["probe", "resnet10t", "--no-pretrained", "--num-classes", "3", "--input-size", "32", "--device", "cpu"]
+    words += ["--data", root, "--blocks", "8", "--ratios", "0,1", "--out", tmp_path / "out"]
+    code, _, err = run(*words, "--strict")
+    assert code == 2
+    assert "class1/0.png cannot be read: not an image" in " ".join(err.split())
+    code, _, _ = run(*words)
+    assert code == 0
+    result = load_dataset(tmp_path / "out" / "results" / "resnet10t.sensitivity.nc", engine="h5netcdf")
+    assert result.attrs["skipped"] == 1
+    assert "class1/0.png" in result.attrs["skipped_names"]
+
+
+@pytest.mark.parametrize("image", ["shapes:7", "file"])
+def test_look(image: str, run: Callable, tmp_path: Path) -> None:
+    if image == "file":
+        Image.effect_noise((80, 60), 50).save(tmp_path / "a.png")
+        image = str(tmp_path / "a.png")
+    models = "bag_of_patches,rigid_template"
+    code, out, _ = run(
+        "look", image, "--models", models, "--block", 8, "--out", tmp_path / "look.png", "--device", "cpu"
+    )
+    assert code == 0
+    assert "rigid_template" in out
+    assert Image.open(tmp_path / "look.png").width > 800
+
+
+def test_models_and_probes(run: Callable) -> None:
+    code, out, _ = run("models")
+    assert code == 0
+    assert "bag_of_patches" in out
+    code, out, _ = run("models", "torchvision/resnet1*")
+    assert "torchvision/resnet18" in out
+    code, out, _ = run("probes")
+    assert code == 0
+    assert "sensitivity" in out
+    assert "paste" in out
+
+
+class Malicious:
+    """A pickle that would run code when opened."""
+
+    def __reduce__(self) -> tuple:
+        return (open, ("/nonexistent/spatially", "w"))
+
+
+def bad_files(folder: Path) -> None:
+    torch.save({"weights": Malicious()}, folder / "evil.pth")
+    (folder / "empty").mkdir()
+    (folder / "note.png").write_text("text")
+    (folder / "broken").mkdir()
+    (folder / "broken" / "results").mkdir()
+    (folder / "broken" / "results" / "a.sensitivity.nc").write_bytes(b"\x89HDF cut short")
+
+
+MISTAKES = {
+    "missing folder": ("probe {model} --data {tmp}/none --out {tmp}/o", "there is no folder"),
+    "empty folder": ("probe {model} --data {tmp}/empty --out {tmp}/o", "holds no images"),
+    "unknown model": ("probe resnet50x --data shapes --out {tmp}/o", "did you mean 'resnet50'"),
+    "unknown torchvision model": ("probe torchvision/resnet17 --data shapes --out {tmp}/o", "did you mean"),
+    "unknown probe": ("probe {model} --data shapes --probes sensitivty --out {tmp}/o", "did you mean 'sensitivity'"),
+    "block too large": ("probe {model} --data shapes --blocks 64 --out {tmp}/o", "does not fit into an image of 32×32"),
+    "block zero": ("probe {model} --data shapes --blocks 0 --out {tmp}/o", "block must be"),
+    "block negative": ("probe {model} --data shapes --blocks=-8 --out {tmp}/o", "block must be"),
+    "block no number": ("probe {model} --data shapes --blocks eight --out {tmp}/o", "numbers separated by commas"),
+    "ratio": ("probe {model} --data shapes --ratios 0,1.5 --out {tmp}/o", "ratio must lie in 0..1"),
+    "kind": ("probe {model} --data shapes --kinds shufle --out {tmp}/o", "did you mean 'shuffle'"),
+    "malicious pickle": ("probe {model} --data shapes --checkpoint {tmp}/evil.pth --out {tmp}/o", "run code"),
+    "missing checkpoint": ("probe {model} --data shapes --checkpoint {tmp}/no.pth --out {tmp}/o", "no.pth"),
+    "unknown option": ("probe {model} --data shapes --blok 8 --out {tmp}/o", "--block"),
+    "unknown command": ("prob", "probe"),
+    "no data": ("probe resnet18 --out {tmp}/o", "--data"),
+    "study and models": ("probe resnet18 --study a.yaml --out {tmp}/o", "not both"),
+    "set without dot": ("probe {model} --data shapes --set block=8 --out {tmp}/o", "PROBE.OPTION=VALUE"),
+    "set unknown": ("probe {model} --data shapes --set sensitivity.block=8 --out {tmp}/o", "did you mean 'blocks'"),
+    "option of another probe": (
+        "probe {model} --data shapes --probes paste --blocks 8 --out {tmp}/o",
+        "belongs to the probe",
+    ),
+    "device": ("probe resnet18 --no-pretrained --data shapes --device warp --out {tmp}/o", "device"),
+    "report of nothing": ("report {tmp}/empty", "holds no results"),
+    "damaged results": ("report {tmp}/broken", "damaged or was cut short"),
+    "look at text": ("look {tmp}/note.png --models bag_of_patches", "not an image"),
+    "look at nothing": ("look {tmp}/none.png --models bag_of_patches", "there is no image"),
+    "look's ending": ("look shapes:1 --models bag_of_patches --out a.gif", ".png, .pdf or .svg"),
+    "models' pattern": ("models swim_tiny", "did you mean"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_two(case: str, run: Callable, tmp_path: Path) -> None:
+    bad_files(tmp_path)
+    line, expected = MISTAKES[case]
+    code, _, err = run(*line.format(tmp=tmp_path, model=" ".join(MODEL)).split())
+    assert code == 2, err
+    assert expected in " ".join(err.split())
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "o").exists()
+
+
+def test_full_disk_is_one_line(run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    code, _, err = run("probe", *MODEL, *SMALL, "--out", tmp_path / "o")
+    assert code == 1
+    assert "No space left on device; free some space there and run the same command again" in " ".join(err.split())
+    assert not list((tmp_path / "o").rglob("*.nc"))
+    assert not list((tmp_path / "o").rglob("*.draft"))
+
+
+def test_demo_calibrates_the_ruler(run: Callable, tmp_path: Path) -> None:
+    code, _, _ = run("demo", "--out", tmp_path, "--limit", 240, "--device", "cpu")
+    assert code == 0
+    assert (tmp_path / "report.html").exists()
+    bag = load_dataset(tmp_path / "results" / "bag_of_patches.sensitivity.nc", engine="h5netcdf")
+    template = load_dataset(tmp_path / "results" / "rigid_template.sensitivity.nc", engine="h5netcdf")
+    own = bag.sel(kind="shuffle", block=8)
+    assert (own.prediction == own.prediction.sel(ratio=0)).all()
+    assert own.structure_reliance == 0
+    assert template.structure_reliance.sel(block=8) > 0.9
+    closed_form = bag.attrs["bag_accuracy"]
+    assert own.accuracy_low.sel(ratio=0) <= closed_form <= own.accuracy_high.sel(ratio=0)
