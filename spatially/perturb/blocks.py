@@ -127,6 +127,20 @@ class Blocks:
         mean, deviation = zip(*parts, strict=True)
         return torch.cat(mean), torch.cat(deviation)
 
+    def _noise(self, rows: slice) -> Tensor:
+        """Noise with the images' own mean and deviation, as if every block were masked."""
+        mean, deviation = self._statistics
+        unit = randomness.normal_values(self._levels[rows]).to(mean.dtype)
+        # Two roundings, one an operation: a fused multiply-add would differ between devices.
+        return unit.mul_(deviation[rows]).add_(mean[rows])
+
+    @cached_property
+    def _kept_noise(self) -> Tensor:
+        """The noise of all images, made once for all ratios, where memory is plenty and time is not."""
+        noise = torch.cat([self._noise(rows) for rows in self._slices()])
+        del self.__dict__["_levels"]
+        return noise
+
     def _slices(self) -> Iterator[slice]:
         """A few images at a time: the 64-bit numbers behind the noise take several times the images' own memory."""
         count = len(self.images)
@@ -192,15 +206,13 @@ class Blocks:
         if self.chosen(ratio) == 0:
             return result
         blocks = self.masked(ratio).view(-1, 1, *self.grid)
-        mean, deviation = self._statistics
         height, width = (side * self.block for side in self.grid)
+        on_cpu = self.images.device.type == "cpu"
         for rows in self._slices():
-            # Two roundings, one an operation: a fused multiply-add would differ between devices.
-            noise = randomness.normal_values(self._levels[rows, :, :height, :width]).to(result.dtype)
-            noise = noise.mul_(deviation[rows]).add_(mean[rows])
+            noise = (self._noise(rows) if on_cpu else self._kept_noise[rows])[:, :, :height, :width]
             pixels = blocks[rows].repeat_interleave(self.block, dim=2).repeat_interleave(self.block, dim=3)
             target = result[rows, :, :height, :width]
-            torch.where(pixels, noise.clamp_(0, 1) if clip else noise, target, out=target)
+            torch.where(pixels, noise.clamp(0, 1) if clip else noise, target, out=target)
         return result
 
     def _plain(self) -> Tensor:

@@ -105,7 +105,7 @@ def test_images_stay_what_they_were():
     """The bits that published figures were made from; change them only on purpose."""
     images, _ = Shapes(mixing=0.2, jitter=1).images(torch.arange(8))
     weights = torch.arange(images.numel()) % 8191
-    assert int((images.flatten().long() * weights).sum()) == 64219793678
+    assert int((images.flatten().long() * weights).sum()) == 64186568333
 
 
 def test_seed_changes_images_but_not_parts():

@@ -159,7 +159,7 @@ def test_threads_are_restored(tmp_path: Path) -> None:
 def test_two_processes_give_the_same_bytes(precision: float | None, tmp_path: Path) -> None:
     more = [] if precision is None else ["--precision", str(precision)]
     subprocess.run([sys.executable, *command(tmp_path / "one", *more)], check=True, capture_output=True, timeout=300)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     subprocess.run([*launcher, *command(tmp_path / "two", *more)], check=True, capture_output=True, timeout=300)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     assert len(contents(tmp_path / "one")) == 2
