@@ -8,6 +8,15 @@ class UserError(ValueError):
     """A mistake the user can mend. The command line prints it as one line and exits with code 2."""
 
 
+def first_line(error: BaseException) -> str:
+    r"""An error's message in one line; its type where it has none.
+
+    >>> first_line(AssertionError()), first_line(ValueError("this\nthat"))
+    ('AssertionError', 'this')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def unknown(what: str, given: str, allowed: Iterable[str], *, hint: str = "") -> UserError:
     """The error for a name that does not exist, naming the nearest ones that do.
 

@@ -30,5 +30,5 @@ def write_error(error: OSError, path: Path) -> WriteError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     reason = os.strerror(error.errno) if error.errno else str(error)
     advice = "free some space there" if full else "see that it can be written"
-    again = "run the same command again: what was finished is kept"
+    again = "run the same command again"
     return WriteError(error.errno, f"could not write {path}: {reason}; {advice} and {again}")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from spatially.errors import UserError
 from spatially.version import __version__
@@ -21,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Start with [bold]spatially demo --out runs/demo[/]: no downloads, one page, two minutes.",
+    epilog="Start with [bold]spatially demo --out runs/demo[/]: no downloads, one page, a minute.",
 )
 
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from spatially.files import WriteError
     from spatially.study.processes import leave
 
-    errors = Console(stderr=True, soft_wrap=True, highlight=False)
+    errors = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
     # Under a launcher every process meets the same mistake; one of them says it.
     speaks = os.environ.get("RANK", "0") == "0"
     code = 0
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except WriteError as error:
         code = _say(errors, str(error.strerror), 1, speaks)
     except (KeyboardInterrupt, typer.Abort):
-        code = _say(errors, "stopped; the same command goes on from here", 130, speaks)
+        code = _say(errors, "stopped; a study goes on from here with the same command", 130, speaks)
     except typer.Exit as stop:
         code = stop.exit_code
     leave()
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _say(console: Console, message: str, code: int, speaks: bool) -> int:
     if speaks:
         text = " ".join(message.split())
-        console.print(f"[bold red]error:[/] {text.replace('[', chr(92) + '[')}")
+        console.print(Text.assemble(("error: ", "bold red"), text))
     return code
 
 

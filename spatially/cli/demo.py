@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from spatially.cli import app
 
@@ -32,4 +33,4 @@ def demo(
     store = run_study(study, out, device=device)
     show_results(store.results())
     page = report_study(out)
-    Console().print(f"\nopen [bold]{page}[/] in a browser")
+    Console().print(f"\nopen [bold]{escape(str(page))}[/] in a browser")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from spatially.cli import app
 from spatially.errors import unknown
@@ -28,11 +28,13 @@ def models(
 
     names = {name: f"spatially, {what}" for name, what in own.NAMES.items()}
     if pattern:
-        names |= {name: "timm" for name in timm.list_models() if name not in names}
+        # Names with a dot say which trained weights; there are many, so they are listed when asked for.
+        known = timm.list_models(pretrained=True) if "." in pattern else timm.list_models()
+        names |= {name: "timm" for name in known if name not in names}
         names |= {f"torchvision/{name}": "torchvision" for name in torchvision.models.list_models()}
     if pattern and not any(fnmatch(name, pattern) for name in names):
         raise unknown("model", pattern, names, hint="(patterns take wildcards: 'swin*')")
-    table = Table("model", "source")
+    table = Table(Column("model", overflow="fold"), Column("source", overflow="fold"))
     for name, source in names.items():
         if not pattern or fnmatch(name, pattern):
             table.add_row(name, source)

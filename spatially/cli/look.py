@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from spatially.cli import app, options
@@ -92,7 +93,7 @@ def look(
     # Models may crop differently; the picture shows the first one's crop.
     figure = settle(draw_look(rows, views=looked[0][1]))
     write_whole(Path(out), render(figure, form, dpi=200))
-    Console().print(f"wrote {out}")
+    Console().print(f"wrote {escape(out)}")
 
 
 def _look(
@@ -103,6 +104,10 @@ def _look(
     from spatially.perturb import mask_blocks, shuffle_blocks
     from spatially.report.look import LookRow, LookView
 
+    if subject.answers < 1:
+        raise UserError(
+            f"{subject.name} has no classifier, so it has no answers to look at; give num_classes or a checkpoint"
+        )
     pixels, number = _crop(subject, image)
     shuffled = shuffle_blocks(pixels, block=block, ratio=ratios["shuffle"], index=[number], seed=seed)
     masked = mask_blocks(pixels, block=block, ratio=ratios["mask"], index=[number], seed=seed)
@@ -158,8 +163,10 @@ def _print(rows: list[LookRow], views: list[LookView]) -> None:
     for row in rows:
         shares = row.reference_probability or [0.0] * len(views)
         cells = [
-            f"{share:.1%} [dim](says {answers[0][0]})[/]" if answers[0][0] != row.reference else f"[bold]{share:.1%}[/]"
+            f"{share:.1%} [dim](says {escape(answers[0][0])})[/]"
+            if answers[0][0] != row.reference
+            else f"[bold]{share:.1%}[/]"
             for share, answers in zip(shares, row.answers, strict=True)
         ]
-        table.add_row(row.model, row.reference, *cells)
+        table.add_row(escape(row.model), escape(row.reference), *cells)
     Console().print(table)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from spatially.cli import app, options
@@ -27,8 +29,12 @@ EXAMPLES = """
 """
 
 
+BESIDE_A_STUDY = ("study", "out", "device", "dry_run", "overwrite")
+
+
 @app.command(epilog=EXAMPLES)
 def probe(
+    context: typer.Context,
     models: Annotated[
         list[str] | None,
         typer.Argument(help="timm names, torchvision/NAME, hf/REPO, a folder, package.module:callable."),
@@ -41,7 +47,9 @@ def probe(
     ] = None,
     data_dir: Annotated[str | None, typer.Option(help="Where a named data set lies.", rich_help_panel=IMAGES)] = None,
     split: Annotated[str | None, typer.Option(help="Split of a named data set.", rich_help_panel=IMAGES)] = None,
-    limit: Annotated[int | None, typer.Option(help="So many images, drawn fairly.", rich_help_panel=IMAGES)] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="So many images, drawn fairly (of wds/…: the first).", rich_help_panel=IMAGES)
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at an image that cannot be read.", rich_help_panel=IMAGES)
     ] = False,
@@ -93,8 +101,9 @@ def probe(
     from spatially.study import Study, read_study, run_study
 
     if study is not None:
-        if models or data:
-            raise UserError("give models and --data, or --study FILE, not both")
+        beside = [name for name in given_by_user(context) if name not in BESIDE_A_STUDY]
+        if beside:
+            raise UserError(f"--study FILE says it all; put {', '.join(beside)} into the file, or leave --study out")
         spec = read_study(study)
     else:
         if not models or data is None:
@@ -117,7 +126,7 @@ def probe(
         for name, more in options.settings(set_ or []).items():
             if probe_class(name).name not in chosen:
                 raise UserError(f"--set {name}.… belongs to a probe that is not among --probes {probes}")
-            chosen[name].update(more)
+            chosen[probe_class(name).name].update(more)
         shared = options.model_options(
             pretrained=pretrained,
             checkpoint=checkpoint,
@@ -153,13 +162,18 @@ def probe(
     store = run_study(spec, out, device=device, dry_run=dry_run, overwrite=overwrite)
     if not dry_run:
         show_results(store.results())
-        print_once(f"\nresults in {store.folder / 'results'}; the page: [bold]spatially report {store.folder}[/]")
+        folder = escape(str(store.folder))
+        print_once(f"\nresults in {folder}/results; the page: [bold]spatially report {folder}[/]")
 
 
-def print_once(text: str) -> None:
+def given_by_user(context: typer.Context) -> list[str]:
+    """The options that stand on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+
+
+def print_once(text: Any) -> None:
     """Print in the main process alone."""
-    import os
-
     if os.environ.get("RANK", "0") == "0":
         Console().print(text)
 
@@ -183,4 +197,4 @@ def show_results(results) -> None:  # type: ignore[no-untyped-def]
                 said = f"{reliance[0]:.2f} [{reliance[1]:.2f}, {reliance[2]:.2f}]".replace("[", "\\[")
             accuracy = [f"{float(point['accuracy'].sel(ratio=ratio)):.1%}" for ratio in (0.0, 1.0)]
             table.add_row(f"{block}", *accuracy, said)
-        print_once(table)  # type: ignore[arg-type]
+        print_once(table)

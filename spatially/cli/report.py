@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from spatially.cli import app
 
@@ -16,4 +17,4 @@ def report(folder: Annotated[str, typer.Argument(help="Folder of a study.")]) ->
     from spatially.report.study import report_study
 
     page = report_study(folder)
-    Console().print(f"wrote {page}")
+    Console().print(f"wrote {escape(str(page))}")

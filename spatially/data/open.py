@@ -55,11 +55,12 @@ def open_images(
     timm's reader names (``torch/cifar100``, ``hfds/…``, ``wds/…`` with ``root`` and ``split``), or arrays in memory:
     uint8 ``(N, H, W, 3)`` or ``(N, 3, H, W)``, or floats in 0..1, with ``labels``.
 
-    ``limit`` draws so many images by ``seed``, fairly from the whole. Decoded crops are kept in ``cache`` and opened from
+    ``limit`` draws so many images by ``seed``, fairly from the whole; of a set that can only be read from front to back
+    (``wds/…``) it takes the first. Decoded crops are kept in ``cache`` and opened from
     there next time. An image that cannot be read is skipped and named in the result; ``strict`` stops at it.
     """
-    if limit is not None and limit < 1:
-        raise UserError(f"limit must be at least 1, but came as {limit}")
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        raise UserError(f"limit must be a whole number of at least 1, but came as {limit!r}")
     if isinstance(source, str) and source == "shapes":
         source = Shapes(size=subject.preprocessing.input_size)
     if isinstance(source, Shapes):
@@ -72,7 +73,7 @@ def open_images(
         images = _open_arrays(pixels, targets, classes, subject, limit, seed)
     if len(images) == 0:
         named = "; ".join(f"{one.name} ({one.reason})" for one in images.skipped[:3])
-        raise UserError(f"no image of {images.description} could be read: {named}")
+        raise UserError(f"no image of {images.description} could be read" + (f": {named}" if named else ""))
     subject.align(images.classes, images.labels)
     return images
 
@@ -199,7 +200,7 @@ def _open_encoded(
         pixels=entry.pixels,
         labels=entry.labels,
         index=entry.index,
-        description=source.description,
+        description=source.description + (f", the first {limit:,}" if limit and isinstance(source, Stream) else ""),
         fingerprint=entry.fingerprint,
         classes=source.classes,
         skipped=entry.skipped,

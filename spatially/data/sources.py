@@ -13,7 +13,7 @@ from typing import IO, Any, Protocol
 
 from PIL import Image
 
-from spatially.errors import UserError
+from spatially.errors import UserError, first_line
 
 READERS = ("torch/", "hfds/", "hfids/", "tfds/", "wds/")
 _PACKAGES = {"hfds": "datasets", "hfids": "datasets", "wds": "webdataset", "tfds": "tensorflow_datasets"}
@@ -46,6 +46,30 @@ def open_source(source: str | Path, *, root: str | Path | None, split: str) -> S
     return Folder(path)
 
 
+def file_state(path: str | Path) -> tuple[int, int]:
+    """What changes when a file does: its size and its time. A link that leads nowhere has neither."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
+
+
+def digest_of(*parts: Any) -> str:
+    """A short name for what is given."""
+    digest = blake2b(digest_size=16)
+    for part in parts:
+        digest.update(repr(part).encode(errors="surrogateescape") + b"\n")
+    return digest.hexdigest()
+
+
+def files_below(root: str | Path | None) -> list[tuple[str, tuple[int, int]]]:
+    """Every file below a folder with its state."""
+    if root is None or not Path(root).is_dir():
+        return []
+    return [(str(path.relative_to(root)), file_state(path)) for path in sorted(Path(root).rglob("*")) if path.is_file()]
+
+
 class Folder:
     """``root/class/image.jpg``, read by timm's folder reader: classes in natural order of their names."""
 
@@ -65,12 +89,9 @@ class Folder:
         self.key = self._key()
 
     def _key(self) -> str:
-        digest = blake2b(digest_size=16)
-        for path, label in self._reader.samples:
-            status = os.stat(path)
-            name = os.path.relpath(path, self.root)
-            digest.update(f"{name}\0{label}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape"))
-        return digest.hexdigest()
+        names = ((os.path.relpath(path, self.root), label) for path, label in self._reader.samples)
+        states = (file_state(path) for path, _ in self._reader.samples)
+        return digest_of(*zip(names, states, strict=True))
 
     def __len__(self) -> int:
         return len(self._reader)
@@ -100,7 +121,7 @@ def _open_reader(name: str, *, root: str | Path | None, split: str) -> Source:
         raise UserError(f'{name} needs the package {package}: pip install "{package}"') from None
     except (AssertionError, FileNotFoundError, RuntimeError, OSError, ValueError, KeyError) as error:
         where = f" in {root}" if root else "; say where it lies with --data-dir"
-        raise UserError(f"could not open {name}, split {split!r}{where}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"could not open {name}, split {split!r}{where}: {first_line(error)}") from error
     shared: dict[str, Any] = {"description": f"{name}, split {split}", "root": root}
     return (
         Reader(data, **shared)
@@ -120,8 +141,7 @@ class Reader:
         names = getattr(self._reader, "classes", None) or getattr(self._reader, "class_to_idx", None)
         self.classes = tuple(map(str, names)) if names else None
         inner = getattr(self._reader, "dataset", None)
-        state = getattr(inner, "_fingerprint", "") or f"{root and Path(root).resolve()}"
-        self.key = blake2b(f"{description}\0{len(self)}\0{state}".encode(), digest_size=16).hexdigest()
+        self.key = digest_of(description, len(self), getattr(inner, "_fingerprint", None) or files_below(root))
 
     def __len__(self) -> int:
         return len(self._reader)
@@ -144,9 +164,7 @@ class Stream:
         self._next = 0
         self._count = len(data)
         self.description = description
-        files = sorted(Path(root).rglob("*")) if root and Path(root).is_dir() else []
-        listing = [(str(path.name), path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.is_file()]
-        self.key = blake2b(f"{description}\0{root}\0{listing}".encode(), digest_size=16).hexdigest()
+        self.key = digest_of(description, files_below(root))
 
     def __len__(self) -> int:
         return self._count

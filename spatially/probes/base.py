@@ -136,6 +136,19 @@ def cut(images: Images, *, batch: int, seed: int) -> list[Rows]:
     return [order[first : first + batch] for first in range(0, len(order), batch)]
 
 
+def check_answers(subject: Subject) -> None:
+    """A model that can give one answer only is always right."""
+    if subject.answers < 2:
+        raise UserError(f"{subject.name} answers among {subject.answers} class here; it takes images of at least two")
+
+
+def check_numbers(subject: Subject, probability: NDArray[np.floating[Any]]) -> None:
+    """A model that answers with NaN has no answer, whatever the largest of them is."""
+    if np.isnan(probability).any():
+        advice = "try --dtype float32" if subject.dtype in (torch.bfloat16, torch.float16) else "look at its weights"
+        raise UserError(f"{subject.name} answers with NaN to {np.isnan(probability).sum()} images of a chunk; {advice}")
+
+
 def image_coordinates(images: Images, rows: Rows) -> dict[str, tuple[str, NDArray[np.int64]]]:
     """The coordinates that every probe's outcomes carry."""
     return {"image": ("image", images.index[rows]), "label": ("image", images.labels[rows])}

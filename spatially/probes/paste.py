@@ -18,7 +18,7 @@ from spatially.errors import UserError
 from spatially.perturb.check import check_block
 from spatially.perturb.paste import paste
 from spatially.perturb.pixels import as_float
-from spatially.probes.base import Drawing, Probe, Rows, image_coordinates
+from spatially.probes.base import Drawing, Probe, Rows, check_answers, check_numbers, image_coordinates
 from spatially.probes.intervals import student, wilson
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Paste(Probe):
         return 1
 
     def check(self, subject: Subject, images: Images) -> None:
+        check_answers(subject)
         check_block(self.block, height=images.size[0], width=images.size[1])
         if len(np.unique(images.labels)) < 2:
             raise UserError("the paste probe needs images of at least two classes")
@@ -78,6 +79,7 @@ class Paste(Probe):
         pasted = paste(as_float(host), as_float(guest), block=self.block, index=index, seed=self.seed, scale=self.scale)
         logits = subject(pasted, overwrite=True)
         named, probability = logits.argmax(dim=1), logits.softmax(dim=1)
+        check_numbers(subject, probability.float().cpu().numpy())
         outcomes = {
             "host_probability": probability.gather(1, label[:, None])[:, 0].to(torch.float32),
             "guest_probability": probability.gather(1, guest_label[:, None])[:, 0].to(torch.float32),

@@ -17,9 +17,9 @@ And two summaries, with c the accuracy of chance:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from spatially.errors import UserError, unknown
 from spatially.perturb.blocks import Blocks, draw_blocks
 from spatially.perturb.check import check_block, check_ratio
 from spatially.perturb.pixels import as_float
-from spatially.probes.base import Drawing, Probe, Rows, image_coordinates
+from spatially.probes.base import Drawing, Probe, Rows, check_answers, check_numbers, image_coordinates
 from spatially.probes.intervals import LEVEL, Interval, anytime, lost_share, student, wilson
 from spatially.probes.stopping import Stopping, check_precision
 
@@ -68,13 +68,13 @@ class Sensitivity(Probe):
     precision: float | None = None
 
     def __post_init__(self) -> None:
-        for kind in self.kinds:
+        for kind in several(self.kinds):
             if kind not in KINDS:
                 raise unknown("kind", str(kind), KINDS)
         settings = {
-            "kinds": tuple(self.kinds),
-            "blocks": tuple(sorted({check_block(block) for block in self.blocks})),
-            "ratios": tuple(sorted({check_ratio(ratio) for ratio in self.ratios})),
+            "kinds": tuple(kind for kind in KINDS if kind in several(self.kinds)),
+            "blocks": tuple(sorted({check_block(block) for block in several(self.blocks)})),
+            "ratios": tuple(sorted({check_ratio(ratio) for ratio in several(self.ratios)})),
             "precision": check_precision(self.precision),
         }
         for name, value in settings.items():
@@ -102,6 +102,7 @@ class Sensitivity(Probe):
         )
 
     def check(self, subject: Subject, images: Images) -> None:
+        check_answers(subject)
         for block in self.blocks:
             check_block(block, height=images.size[0], width=images.size[1])
 
@@ -126,7 +127,9 @@ class Sensitivity(Probe):
                         prediction[i, j, k], probability[i, j, k] = clean
                     else:
                         prediction[i, j, k], probability[i, j, k] = answer(subject, draw.perturb(ratio), labels)
-        return self._part(images, rows, prediction.cpu().numpy(), probability.cpu().numpy(), skip)
+        outcomes = prediction.cpu().numpy(), probability.cpu().numpy()
+        check_numbers(subject, outcomes[1][~skip])
+        return self._part(images, rows, *outcomes, skip)
 
     def _part(
         self,
@@ -246,6 +249,15 @@ class Sensitivity(Probe):
         from spatially.probes import sensitivity_figures
 
         return sensitivity_figures
+
+
+def several(values: Any) -> list[Any]:
+    """One value or many, as a list.
+
+    >>> several(8), several("mask"), several((8, 16))
+    ([8], ['mask'], [8, 16])
+    """
+    return list(values) if isinstance(values, Iterable) and not isinstance(values, str) else [values]
 
 
 def unchanged(draw: Blocks, ratio: float) -> bool:

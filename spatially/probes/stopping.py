@@ -5,6 +5,8 @@ stopping time (:func:`spatially.probes.intervals.anytime`), so looking after eve
 stops depends on the chunks before it alone: the result is the same for one process or many.
 """
 
+from numbers import Real
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,6 +40,6 @@ class Stopping:
 
 def check_precision(precision: float | None) -> float | None:
     """A half-width of an interval, or nothing."""
-    if precision is not None and not 0 < precision < 0.5:
+    if precision is not None and not (isinstance(precision, Real) and 0 < precision < 0.5):
         raise UserError(f"precision must lie between 0 and 0.5 (the interval's half-width), but came as {precision!r}")
     return precision

@@ -49,7 +49,8 @@ class Answer:
 
 def headline_block(results: Results) -> int:
     """The paper speaks of 8×8 blocks first; smaller ones cut through the patches themselves."""
-    sizes = blocks(results)
+    common = set.intersection(*(set(blocks({name: dataset})) for name, dataset in results.items()))
+    sizes = sorted(common) or blocks(results)
     return next((block for block in sizes if block >= 8), sizes[-1])
 
 

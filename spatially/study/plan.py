@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from rich.markup import escape
 from rich.table import Table
 
+from spatially import randomness
 from spatially.perturb.pixels import as_float
 from spatially.probes.base import Probe, Rows, cut, describe
 
@@ -40,10 +42,11 @@ class Task:
         """Rows of the images, chunk by chunk."""
         return cut(self.images, batch=self.batch, seed=self.probe.seed)
 
+    @cached_property
     def attributes(self) -> dict[str, Any]:
         """What is measured, exactly, with a key that is the same if and only if all of it is."""
         facts = describe(self.probe, self.subject, self.images, batch=self.batch)
-        text = repr(sorted(facts.items()))
+        text = repr((sorted(facts.items()), behaviour(self.subject)))
         key = blake2b(text.encode(), digest_size=16).hexdigest()
         return {**facts, "key": key, "command": self.command, "position": self.position}
 
@@ -57,6 +60,16 @@ class Task:
         weights = sum(tensor.numel() * tensor.element_size() for tensor in self.subject.model.state_dict().values())
         pixel_count = int(np.prod(self.images.pixels.shape[1:]))
         return self.images.pixels.nbytes + weights + 2 * self.batch * pixel_count * 4
+
+
+@torch.inference_mode()
+def behaviour(subject: Subject) -> str:
+    """What a model does with one image of noise, roughly: weights alone do not tell when its code was changed."""
+    noise = randomness.normal(
+        randomness.stream(0, "behaviour"), torch.zeros(1, dtype=torch.int64), (3, *subject.preprocessing.input_size)
+    )
+    logits = subject((noise * 0.25 + 0.5).clamp(0, 1).to(subject.device)).double()
+    return " ".join(f"{float(value):.3g}" for value in (logits.mean(), logits.std(), logits.min(), logits.max()))
 
 
 @torch.inference_mode()
@@ -94,7 +107,7 @@ def plan_table(rows: list[tuple[Task, int, float | None]], *, processes: int) ->
         total += seconds
         state = "done" if done == chunks else f"{done}/{chunks}" if done else "new"
         table.add_row(
-            task.model,
+            escape(task.model),
             task.probe.name,
             f"{len(task.images):,}",
             f"{left:,.0f}",

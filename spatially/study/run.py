@@ -15,6 +15,7 @@ import torch
 import xarray as xr
 import yaml
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from spatially.data import Images, open_images
@@ -88,7 +89,7 @@ def _finished(store: Store, task: Task, *, overwrite: bool) -> bool:
         found = read_dataset(path).attrs
     except UserError:
         return False
-    wanted = task.attributes()
+    wanted = task.attributes
     if found.get("key") == wanted["key"]:
         return True
     if overwrite:
@@ -110,12 +111,25 @@ def _show_plan(
     rows = []
     for task in tasks:
         chunks = len(task.chunks)
-        present = sum(store.part_path(task.model, task.probe.name, chunk).exists() for chunk in range(chunks))
+        key = task.attributes["key"]
+        found = (store.read_part(task.model, task.probe.name, chunk, key=key) for chunk in range(chunks))
+        present = 0 if task not in left else sum(part is not None for part in found)
         rows.append((task, present if task in left else chunks, rates.get(id(task.subject.model))))
     console.print(plan_table(rows, processes=processes.count))
-    for task in tasks[:1]:
-        for skipped in task.images.skipped[:5]:
-            console.print(f"[yellow]skipped[/] {skipped.name}: {skipped.reason}")
+    for note in dict.fromkeys(note for task in tasks for note in _notes(task)):
+        console.print(escape(note), style="yellow")
+
+
+def _notes(task: Task) -> Iterator[str]:
+    """What a reader of the numbers should know beforehand."""
+    facts = task.subject.describe()
+    if facts["class_mapping"] not in ("identity", "none"):
+        count, how = task.subject.answers, facts["class_mapping"]
+        yield f"{task.model} answers among the data's {count} classes (by {how}), chance {1 / count:.1%}"
+    for skipped in task.images.skipped[:5]:
+        yield f"skipped {skipped.name}: {skipped.reason}"
+    if len(task.images.skipped) > 5:
+        yield f"skipped {len(task.images.skipped) - 5} more; all are named in the result"
 
 
 def _examples(images: Images, *, seed: int) -> xr.Dataset:
@@ -137,13 +151,13 @@ def _examples(images: Images, *, seed: int) -> xr.Dataset:
 
 def _run_task(task: Task, store: Store, processes: Processes, console: Console) -> None:
     start = time.perf_counter()
-    attributes = task.attributes()
+    attributes = task.attributes
     measure = _measure_with_stopping if task.probe.stopping() else _measure_all
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
     )
     with bar:
-        label = bar.add_task(f"{task.model} · {task.probe.name}", total=len(task.chunks))
+        label = bar.add_task(escape(f"{task.model} · {task.probe.name}"), total=len(task.chunks))
         for done in measure(task, store, processes, attributes["key"]):
             bar.update(label, completed=done)
     processes.wait()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,21 @@ from spatially.probes import Probe, probe_class
 from spatially.subject import load
 
 _HOW = ("workers", "cache", "strict")
+_SAID_IN_WORDS = {
+    "pretrained",
+    "checkpoint",
+    "num_classes",
+    "input_size",
+    "resize",
+    "crop_mode",
+    "mean",
+    "std",
+    "interpolation",
+    "dtype",
+    "class_map",
+    "compile",
+    "channels_last",
+}
 _SET_BY_THE_RUN = ("device", "progress", "subject", "labels", "classes")
 
 
@@ -60,6 +76,8 @@ class Study:
         for name, options in self.probes.items():
             kind = probe_class(name)
             _check_names(f"option of {kind.name}", options, [one.name for one in dataclasses.fields(kind)])  # type: ignore[arg-type]
+            if not isinstance(options.get("seed", 0), int):
+                raise UserError(f"seed of {kind.name} must be a whole number, but came as {options['seed']!r}")
             made.append(kind(**options))
         return made
 
@@ -70,8 +88,8 @@ class Study:
     def command(self) -> str:
         """The study as one line for the shell. How it was run (workers, cache, device) does not belong to it."""
         shared = [{name: value for name, value in one.items() if name != "model"} for one in self.models]
-        if any(options != shared[0] for options in shared):
-            return "spatially probe --study study.yaml"
+        if any(options != shared[0] for options in shared) or not shared[0].keys() <= _SAID_IN_WORDS:
+            return "spatially probe --study study.yaml --out runs/again"
         words = ["spatially", "probe", *(str(one["model"]) for one in self.models)]
         data = {name: value for name, value in self.data.items() if name not in _HOW}
         words += ["--data", str(data.pop("source")), "--probes", ",".join(self.probes), "--batch", str(self.batch)]
@@ -79,8 +97,8 @@ class Study:
             words += _words({"root": "data_dir"}.get(name, name), value)
         for probe, options in self.probes.items():
             for name, value in options.items():
-                words += ["--set", f"{probe}.{name}={yaml.safe_dump(value, default_flow_style=True).split(chr(10))[0]}"]
-        return shlex.join(words)
+                words += ["--set", f"{probe}.{name}={json.dumps(value)}"]
+        return shlex.join([*words, "--out", "runs/again"])
 
 
 def _words(name: str, value: Any) -> list[str]:
@@ -89,7 +107,9 @@ def _words(name: str, value: Any) -> list[str]:
     if value is None:
         return []
     if isinstance(value, bool):
-        return [f"--{flag}" if value else f"--no-{flag}"]
+        return [f"--{flag}"] if value else ["--no-pretrained"] if name == "pretrained" else []
+    if name == "input_size" and not isinstance(value, int):
+        return [f"--{flag}", "x".join(map(str, value))]
     return [f"--{flag}", ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)]
 
 
@@ -120,7 +140,7 @@ def read_study(path: str | Path) -> Study:
 
 def make_study(*, models: Any, data: Any, probes: Any = None, batch: int = 64) -> Study:
     """A study from loosely written parts: names where no options are given."""
-    models = [models] if isinstance(models, (str, dict)) else list(models)
+    models = [models] if not isinstance(models, list) else models
     named = [{"model": one} if isinstance(one, str) else one for one in models]
     for one in named:
         if not isinstance(one, dict) or "model" not in one:
@@ -128,7 +148,9 @@ def make_study(*, models: Any, data: Any, probes: Any = None, batch: int = 64) -
     if probes is None:
         probes = {"sensitivity": {}}
     elif not isinstance(probes, dict):
-        probes = {name: {} for name in ([probes] if isinstance(probes, str) else probes)}
+        probes = {str(name): {} for name in (probes if isinstance(probes, list) else [probes])}
+    if not isinstance(data, (str, dict)):
+        raise UserError(f"data must be a source, or options with 'source: …', but came as {data!r}")
     source = {"source": data} if isinstance(data, str) else data
     return Study(
         models=named, data=source, probes={name: options or {} for name, options in probes.items()}, batch=batch

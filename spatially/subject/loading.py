@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spatially.errors import UserError
+from spatially.errors import UserError, first_line
 from spatially.subject import from_huggingface, from_python, from_timm, from_torchvision
 from spatially.subject.checkpoint import load_checkpoint
 from spatially.subject.classes import read_class_map
@@ -103,7 +103,11 @@ def load(
         dtype=chosen_dtype,
         classes=built.classes,
         class_map=chosen_map,
-        facts={"source": built.source, "weights": _weights(built, request, checkpoint)},
+        facts={
+            "source": built.source,
+            "weights": _weights(built, request, checkpoint),
+            **({"model_options": dict(model_options)} if model_options else {}),
+        },
         compile=compile,
         channels_last=channels_last,
     )
@@ -158,7 +162,7 @@ def _columns(model: nn.Module, name: str, input_size: tuple[int, int]) -> int:
         if isinstance(error, UserError):
             raise
         raise UserError(
-            f"{name} cannot take RGB images of input_size {list(input_size)} ({str(error).splitlines()[0]})"
+            f"{name} cannot take RGB images of input_size {list(input_size)} ({first_line(error)})"
         ) from error
     finally:
         for module in training:
@@ -189,9 +193,8 @@ def _device(given: str | torch.device) -> torch.device:
         device = torch.device(given)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
         raise UserError(
-            f"device: must be auto, cpu or a device of this machine, got {str(given)!r} ({reason})"
+            f"device: must be auto, cpu or a device of this machine, got {str(given)!r} ({first_line(error)})"
         ) from error
     return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 

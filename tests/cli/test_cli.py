@@ -60,7 +60,8 @@ def test_the_command_in_a_result_repeats_it(run: Callable, tmp_path: Path) -> No
     run("probe", *MODEL, *SMALL, "--out", tmp_path / "a", "--seed", 3)
     path = Path("results") / "resnet10t.sensitivity.nc"
     command = load_dataset(tmp_path / "a" / path, engine="h5netcdf").attrs["command"]
-    code, _, _ = run(*shlex.split(command)[1:], "--device", "cpu", "--out", tmp_path / "b")
+    words = shlex.split(command.replace("runs/again", str(tmp_path / "b")))
+    code, _, _ = run(*words[1:], "--device", "cpu")
     assert code == 0
     assert (tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes()
 
@@ -147,7 +148,8 @@ MISTAKES = {
     "unknown option": ("probe {model} --data shapes --blok 8 --out {tmp}/o", "--block"),
     "unknown command": ("prob", "probe"),
     "no data": ("probe resnet18 --out {tmp}/o", "--data"),
-    "study and models": ("probe resnet18 --study a.yaml --out {tmp}/o", "not both"),
+    "study and more": ("probe --study a.yaml --limit 5 --blocks 8 --out {tmp}/o", "put limit, blocks into the file"),
+    "study and models": ("probe resnet18 --study a.yaml --out {tmp}/o", "put models into the file"),
     "set without dot": ("probe {model} --data shapes --set block=8 --out {tmp}/o", "PROBE.OPTION=VALUE"),
     "set unknown": ("probe {model} --data shapes --set sensitivity.block=8 --out {tmp}/o", "did you mean 'blocks'"),
     "option of another probe": (

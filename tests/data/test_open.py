@@ -114,6 +114,14 @@ def test_strict_leaves_no_half_written_entry(
     assert list((tmp_path / "cache" / "images").iterdir()) == []
 
 
+def test_a_link_that_leads_nowhere_is_a_broken_image(
+    make_folder: Callable[..., Path], subject: spatially.Subject
+) -> None:
+    root = make_folder()
+    (root / "class0" / "link.png").symlink_to(root / "gone.png")
+    assert [one.name for one in spatially.open_images(root, subject).skipped] == ["class0/link.png"]
+
+
 def test_limit_draws_fairly_and_keeps_numbers(make_folder: Callable[..., Path], subject: spatially.Subject) -> None:
     root = make_folder(each=25)
     some = spatially.open_images(root, subject, limit=40)
@@ -234,7 +242,7 @@ def bad_inputs(root: Path) -> dict[str, tuple[object, dict, str]]:
         "empty": (root / "empty", {}, "holds no images"),
         "flat": (root / "flat", {}, "in no class folders"),
         "all broken": (root / "broken", {}, "no image of"),
-        "limit": ("shapes", {"limit": 0}, "limit must be at least 1"),
+        "limit": ("shapes", {"limit": 0}, "limit must be a whole number"),
         "no labels": (pixels, {}, "need labels"),
         "labels' shape": (pixels, {"labels": [1]}, "2 whole numbers"),
         "labels' type": (pixels, {"labels": [0.5, 1.0]}, "2 whole numbers"),

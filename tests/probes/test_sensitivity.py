@@ -162,6 +162,25 @@ class Even(nn.Module):
         return torch.stack([bright, 1 - bright], dim=1) * 5
 
 
+class Nothing(nn.Module):
+    num_classes = 2
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.mean(dim=(2, 3))[:, :2] * float("nan")
+
+
+def test_a_model_that_answers_with_nan_is_refused() -> None:
+    subject = spatially.load(Nothing(), input_size=8, device="cpu")
+    images = spatially.open_images(np.zeros((6, 8, 8, 3), np.uint8), subject, labels=[0, 1] * 3)
+    with pytest.raises(UserError, match="answers with NaN to 12 images"):
+        Sensitivity(kinds=["shuffle"], blocks=[4], ratios=[0, 1]).run(subject, images)
+
+
+def test_one_value_is_as_good_as_a_list() -> None:
+    assert Sensitivity(kinds="mask", blocks=8, ratios=1) == Sensitivity(kinds=["mask"], blocks=[8], ratios=[1.0])
+    assert Sensitivity(kinds=["mask", "shuffle", "mask"]).kinds == ("shuffle", "mask")
+
+
 def precise(seed: int = 0) -> tuple[spatially.Subject, spatially.data.Images]:
     subject = spatially.load(Even(), input_size=8, device="cpu")
     pixels = np.random.default_rng(seed).integers(0, 256, (4000, 8, 8, 3), dtype=np.uint8)
@@ -200,6 +219,9 @@ def test_precision_discards_what_was_measured_after_the_stop() -> None:
         ({"ratios": [-0.1]}, "ratio must lie"),
         ({"kinds": ["shufle"]}, "did you mean 'shuffle'"),
         ({"precision": 2.0}, "precision must lie"),
+        ({"precision": "high"}, "precision must lie"),
+        ({"blocks": ["a"]}, "block must be"),
+        ({"ratios": ["a"]}, "ratio must lie"),
     ],
 )
 def test_bad_options_are_named(options: dict, said: str) -> None:

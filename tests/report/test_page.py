@@ -151,7 +151,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(files.os, "replace", fail)
+    monkeypatch.setattr("os.replace", fail)
     with pytest.raises(OSError, match="disk full"):
         files.write_whole(path, "new")
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a.txt", "old")]

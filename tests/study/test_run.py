@@ -107,6 +107,25 @@ def test_results_of_another_study_are_not_replaced_unasked(tmp_path: Path) -> No
     assert read_dataset(tmp_path / "results" / "resnet10t.sensitivity.nc").block.values.tolist() == [4]
 
 
+def test_a_model_whose_code_was_changed_is_another_model(tmp_path: Path) -> None:
+    """Weights alone do not tell: pooling by maximum instead of by mean has the same ones."""
+    wide = MODEL | {"input_size": 64, "resize": 64}
+    options = {"probes": {"paste": {"block": 8}}}
+    run_study(study(models=[wide], **options), tmp_path, device="cpu", console=QUIET)
+    changed = study(models=[wide | {"model_options": {"global_pool": "max"}}], **options)
+    with pytest.raises(UserError, match="measured otherwise"):
+        run_study(changed, tmp_path, device="cpu", console=QUIET)
+
+
+def test_the_plan_does_not_count_parts_of_another_measurement(tmp_path: Path) -> None:
+    part = tmp_path / "parts" / "resnet10t.sensitivity" / "000000.nc"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"of another one")
+    console = Console(record=True, width=160, file=open(os.devnull, "w"))  # noqa: SIM115
+    run_study(study(), tmp_path, device="cpu", console=console, dry_run=True)
+    assert "540" in console.export_text()
+
+
 def test_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_study(study(), tmp_path / "whole", device="cpu", console=QUIET)
     real, calls = os.fsync, []

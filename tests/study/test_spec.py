@@ -41,7 +41,7 @@ def test_command_names_everything_that_decides_the_result() -> None:
     )
     assert study.command() == (
         "spatially probe a b --data 'my images' --probes sensitivity --batch 16 --limit 9 --no-pretrained "
-        "--set 'sensitivity.blocks=[8]'"
+        "--set 'sensitivity.blocks=[8]' --out runs/again"
     )
 
 
