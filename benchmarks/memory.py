@@ -57,7 +57,7 @@ def measure(images: int, batch: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         shape = (images, 3, 224, 224)
         np.memmap(Path(folder) / "pixels", np.uint8, "w+", shape=shape).flush()
-        pixels = np.memmap(Path(folder) / "pixels", np.uint8, "c", shape=shape)
+        pixels = np.memmap(Path(folder) / "pixels", np.uint8, "r", shape=shape)
         numbers = np.arange(images)
         many = Images(pixels=pixels, labels=numbers % 10, index=numbers, description="zeros", fingerprint="zeros")
         few = Images(

@@ -72,8 +72,7 @@ def read_entry(folder: Path, size: tuple[int, int]) -> Entry | None:
         shutil.rmtree(folder, ignore_errors=True)
         return None
     empty = np.zeros(shape, np.uint8)
-    # Mapped copy-on-write: torch takes only arrays that can be written, and the file is never changed.
-    pixels = np.memmap(folder / "pixels", np.uint8, "c", shape=shape) if len(labels) else empty
+    pixels = np.memmap(folder / "pixels", np.uint8, "r", shape=shape) if len(labels) else empty
     return Entry(pixels, labels, index, skipped, facts["fingerprint"])
 
 

@@ -52,9 +52,8 @@ class Images:
 
     def batch(self, rows: NDArray[np.int64], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
         """Pixels as bytes ``(B, 3, H, W)``, labels and index of the given rows, on a device."""
-        chosen = torch.from_numpy(rows)
         pixels, labels, index = (
-            torch.from_numpy(values).index_select(0, chosen) for values in (self.pixels, self.labels, self.index)
+            torch.from_numpy(np.ascontiguousarray(values[rows])) for values in (self.pixels, self.labels, self.index)
         )
         return pixels.to(device), labels.to(device), index.to(device)
 

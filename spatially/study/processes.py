@@ -31,13 +31,20 @@ class Processes:
 
     def wait(self) -> None:
         """Until every process has come this far."""
-        self._state.wait_for_everyone()
+        if self.count > 1 and self.device.type == "cpu":
+            # accelerate's own names a GPU by the process's number, also for processes that use none.
+            torch.distributed.barrier()
+        else:
+            self._state.wait_for_everyone()
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
         """The main process goes through a block before the others."""
-        with self._state.main_process_first():
-            yield
+        if not self.is_main:
+            self.wait()
+        yield
+        if self.is_main:
+            self.wait()
 
 
 def leave() -> None:
