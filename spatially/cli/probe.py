@@ -182,7 +182,10 @@ def show_results(results) -> None:  # type: ignore[no-untyped-def]
     """The headline numbers in the terminal."""
     for model, result in results.get("sensitivity", {}).items():
         table = Table(
-            title=model, title_justify="left", caption="0 bag of patches … 1 rigid template", caption_justify="left"
+            title=escape(model),
+            title_justify="left",
+            caption="0 bag of patches … 1 rigid template",
+            caption_justify="left",
         )
         for name in ("block", "clean accuracy", "all shuffled", "structure reliance"):
             table.add_column(name, justify="right")

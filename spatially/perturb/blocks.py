@@ -230,7 +230,8 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     Pixels are rounded to whole multiples of 2⁻²⁰ and summed as integers, whose sums are the same in every order; what
     follows is one correctly rounded operation at a time.
     """
-    levels = (images * _UNIT).round().to(torch.int64)
+    values = images if images.dtype == torch.float64 else images.float()  # half precision cannot count so far
+    levels = (values * _UNIT).round().to(torch.int64)
     pixels = images.shape[2] * images.shape[3]
     mean = levels.sum(dim=(2, 3), keepdim=True).double() / pixels
     square = (levels * levels).sum(dim=(2, 3), keepdim=True).double() / pixels

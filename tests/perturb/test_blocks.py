@@ -193,6 +193,24 @@ def test_channel_statistics_agree_with_numpy() -> None:
     assert flat.max() == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_number_formats_are_kept(dtype: torch.dtype) -> None:
+    images = torch.rand(4, 3, 32, 32).to(dtype)
+    for perturb in PERTURBATIONS.values():
+        result = perturb(images, block=8, ratio=0.5, index=range(4))
+        assert result.dtype == dtype
+        assert result.isfinite().all()
+        assert not torch.equal(result, images)
+
+
+def test_bytes_give_the_same_as_floats() -> None:
+    pixels = torch.randint(0, 256, (5, 3, 30, 40), dtype=torch.uint8)
+    for kind, perturb in PERTURBATIONS.items():
+        draw = draw_blocks(pixels, kind=kind, block=7, index=range(5))
+        for ratio in (0.0, 0.4, 1.0):
+            assert torch.equal(draw.perturb(ratio), perturb(pixels / 255, block=7, ratio=ratio, index=range(5)))
+
+
 @pytest.mark.parametrize("kind", PERTURBATIONS)
 @pytest.mark.parametrize(
     ("wrong", "said"),
