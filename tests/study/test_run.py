@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +173,15 @@ def test_threads_are_restored(tmp_path: Path) -> None:
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_workers_do_not_change_a_byte(tmp_path: Path, make_folder: Callable[..., Path]) -> None:
+    root = make_folder(classes=3, each=8)
+    for workers in (0, 2):
+        data = {"source": str(root), "workers": workers, "cache": str(tmp_path / f"cache{workers}")}
+        model = MODEL | {"num_classes": 3}
+        run_study(study(models=[model], data=data), tmp_path / str(workers), device="cpu", console=QUIET)
+    assert contents(tmp_path / "0") == contents(tmp_path / "2")
 
 
 @pytest.mark.parametrize("precision", [None, 0.2])
