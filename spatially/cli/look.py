@@ -119,8 +119,8 @@ def _look(
     with torch.inference_mode():
         probability = subject(torch.cat(list(pictures.values())).to(subject.device)).softmax(dim=1).float().cpu()
     names = subject.class_names or tuple(f"class {number}" for number in range(subject.answers))
-    followed = int(probability[0].argmax()) if label is None else _find(label, names)
     best = probability.topk(min(ANSWERS, len(names)), dim=1)
+    followed = int(best.indices[0, 0]) if label is None else _find(label, names)
     answers = [
         [(names[int(place)], float(share)) for share, place in zip(shares, places, strict=True)]
         for shares, places in zip(best.values, best.indices, strict=True)

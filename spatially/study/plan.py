@@ -97,7 +97,7 @@ def plan_table(rows: list[tuple[Task, int, float | None]], *, processes: int) ->
     table = Table(title="Plan", title_justify="left", caption_justify="left")
     table.add_column("model", overflow="fold")
     table.add_column("probe", no_wrap=True)
-    for name in ("images", "passes", "images/s", "about", "memory", "state"):
+    for name in ("images", "passes", "images/s", "about", "state"):
         table.add_column(name, justify="right", no_wrap=True)
     total = 0.0
     for task, done, rate in rows:
@@ -113,10 +113,11 @@ def plan_table(rows: list[tuple[Task, int, float | None]], *, processes: int) ->
             f"{left:,.0f}",
             f"{rate * processes:,.0f}" if rate else "",
             duration(seconds) if rate else "",
-            size(task.memory),
             state,
         )
-    table.caption = f"about {duration(total)} in all, {processes} process{'es' if processes > 1 else ''}"
+    most = size(max((task.memory for task, *_ in rows), default=0))
+    who = f"{processes} process{'es' if processes > 1 else ''}"
+    table.caption = f"about {duration(total)} in all with {who}, {most} of memory beside the activations"
     return table
 
 
