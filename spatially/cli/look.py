@@ -31,6 +31,7 @@ EXAMPLES = """
 
 @app.command(epilog=EXAMPLES)
 def look(
+    context: typer.Context,
     image: Annotated[str, typer.Argument(help="An image file, or shapes:N for image N of the generated set.")],
     *,
     models: Annotated[str, typer.Option(help="Models, separated by commas.")],
@@ -68,21 +69,7 @@ def look(
         raise UserError(f"--out must end in .png, .pdf or .svg, but came as {out!r}")
     if checkpoint is not None and len(names) > 1:
         raise UserError("--checkpoint goes with one model")
-    shared = options.model_options(
-        pretrained=pretrained,
-        checkpoint=checkpoint,
-        num_classes=num_classes,
-        input_size_text=input_size,
-        resize=resize,
-        crop_mode=crop_mode,
-        mean=mean,
-        std=std,
-        interpolation=interpolation,
-        dtype=dtype,
-        class_map=None,
-        compile=compile,
-        channels_last=channels_last,
-    )
+    shared = options.model_options(context)
     subjects = [load(name, device=device, **shared) for name in names]
     if not subjects:
         raise UserError("--models must name at least one model")

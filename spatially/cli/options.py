@@ -76,35 +76,21 @@ ChannelsLast = Annotated[bool, typer.Option("--channels-last", help="Channels-la
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …", rich_help_panel=RUN)]
 
 
-def model_options(
-    *,
-    pretrained: bool,
-    checkpoint: str | None,
-    num_classes: int | None,
-    input_size_text: str | None,
-    resize: int | None,
-    crop_mode: str | None,
-    mean: str | None,
-    std: str | None,
-    interpolation: str | None,
-    dtype: str,
-    class_map: str | None,
-    compile: bool,
-    channels_last: bool,
-) -> dict[str, Any]:
-    """The options of :func:`spatially.load` that differ from its defaults."""
+def model_options(context: typer.Context) -> dict[str, Any]:
+    """The options of :func:`spatially.load` among a command's own, as far as they differ from its defaults."""
+    said = context.params
     return given(
-        pretrained=None if pretrained else False,
-        checkpoint=checkpoint,
-        num_classes=num_classes,
-        input_size=None if input_size_text is None else input_size(input_size_text),
-        resize=resize,
-        crop_mode=crop_mode,
-        mean=None if mean is None else numbers(mean, "--mean", float),
-        std=None if std is None else numbers(std, "--std", float),
-        interpolation=interpolation,
-        dtype=None if dtype == "auto" else dtype,
-        class_map=class_map,
-        compile=compile or None,
-        channels_last=channels_last or None,
+        pretrained=None if said["pretrained"] else False,
+        checkpoint=said["checkpoint"],
+        num_classes=said["num_classes"],
+        input_size=None if said["input_size"] is None else input_size(said["input_size"]),
+        resize=said["resize"],
+        crop_mode=said["crop_mode"],
+        mean=None if said["mean"] is None else numbers(said["mean"], "--mean", float),
+        std=None if said["std"] is None else numbers(said["std"], "--std", float),
+        interpolation=said["interpolation"],
+        dtype=None if said["dtype"] == "auto" else said["dtype"],
+        class_map=said.get("class_map"),
+        compile=said["compile"] or None,
+        channels_last=said["channels_last"] or None,
     )

@@ -127,21 +127,7 @@ def probe(
             if probe_class(name).name not in chosen:
                 raise UserError(f"--set {name}.… belongs to a probe that is not among --probes {probes}")
             chosen[probe_class(name).name].update(more)
-        shared = options.model_options(
-            pretrained=pretrained,
-            checkpoint=checkpoint,
-            num_classes=num_classes,
-            input_size_text=input_size,
-            resize=resize,
-            crop_mode=crop_mode,
-            mean=mean,
-            std=std,
-            interpolation=interpolation,
-            dtype=dtype,
-            class_map=class_map,
-            compile=compile,
-            channels_last=channels_last,
-        )
+        shared = options.model_options(context)
         spec = Study(
             models=[{"model": name, **shared} for name in models],
             data={

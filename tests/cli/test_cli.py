@@ -1,5 +1,7 @@
 """The command line as a user meets it: what works, and every mistake in one line with exit code 2."""
 
+import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,9 +56,18 @@ def test_probe_then_report(run: Callable, tmp_path: Path) -> None:
     assert (tmp_path / "tables" / "sensitivity_accuracy.csv").exists()
 
 
-def test_the_command_in_a_result_repeats_it(run: Callable, tmp_path: Path) -> None:
-    import shlex
+def test_preprocessing_from_the_command_line_reaches_the_result(run: Callable, tmp_path: Path) -> None:
+    words = ["--mean", "0.1,0.2,0.3", "--std", "1,2,4", "--interpolation", "nearest", "--crop-mode", "squash"]
+    code, _, _ = run("probe", *MODEL, *SMALL, *words, "--dtype", "float64", "--out", tmp_path)
+    assert code == 0
+    facts = load_dataset(tmp_path / "results" / "resnet10t.sensitivity.nc", engine="h5netcdf").attrs
+    preprocessing = json.loads(facts["preprocessing"])
+    assert (preprocessing["mean"], preprocessing["std"]) == ([0.1, 0.2, 0.3], [1, 2, 4])
+    assert (preprocessing["interpolation"], preprocessing["crop_mode"]) == ("nearest", "squash")
+    assert facts["dtype"] == "float64"
 
+
+def test_the_command_in_a_result_repeats_it(run: Callable, tmp_path: Path) -> None:
     run("probe", *MODEL, *SMALL, "--out", tmp_path / "a", "--seed", 3)
     path = Path("results") / "resnet10t.sensitivity.nc"
     command = load_dataset(tmp_path / "a" / path, engine="h5netcdf").attrs["command"]
