@@ -1,0 +1,104 @@
+"""How a family enters timm's registry: one call a name, with the paper it comes from and what it is.
+
+A registered model is built by `timm.create_model(name)` like any other, so it takes timm's habits: `num_classes`,
+`in_chans`, `img_size`, `drop_path_rate`, `features_only=True`, `checkpoint_path=…`. `CARDS` holds what
+`spatially models` lists.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from spatially.errors import UserError
+
+PAPERS = {
+    "xu": "Xu, Kang & Zhang: spatial structure sensitivity",
+    "kim": "Kim et al.: Gaussian attention bias",
+    "heo": "Heo et al.: PiT",
+    "park": "Park & Kim: How do ViTs work?",
+}
+
+StateDict = dict[str, Tensor]
+Filter = Callable[[StateDict, nn.Module], StateDict]
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the list of models says about one: the key of its paper, and what it is in a few words."""
+
+    paper: str
+    what: str
+
+
+CARDS: dict[str, Card] = {}
+
+
+def register(
+    name: str,
+    kind: type[nn.Module],
+    *,
+    module: str,
+    paper: str,
+    what: str,
+    options: Mapping[str, Any],
+    checkpoint_filter: Filter | None = None,
+    out_indices: Sequence[int] = (0, 1, 2, 3),
+    **configuration: Any,
+) -> None:
+    """Enter `kind(**options)` as `name`; `module` is the family's `__name__`, further arguments change timm's configuration.
+
+    Features come through `forward_intermediates`, so `kind` must have it, `prune_intermediate_layers`, and `feature_info`.
+    """
+
+    def build(pretrained: bool = False, **changes: Any) -> nn.Module:
+        # timm empties the feature configuration while it builds, so it must be a new one each time.
+        return build_model_with_cfg(
+            kind,
+            name,
+            pretrained,
+            pretrained_filter_fn=checkpoint_filter,
+            feature_cfg={"out_indices": tuple(out_indices), "feature_cls": "getter"},
+            **{**options, **changes},
+        )
+
+    build.__name__ = build.__qualname__ = name
+    build.__module__ = module
+    build.__doc__ = f"{what} ({PAPERS[paper]})."
+    family = sys.modules[module]
+    if not hasattr(family, "default_cfgs"):
+        family.default_cfgs = {}  # type: ignore[attr-defined]
+    family.default_cfgs |= generate_default_cfgs({name: _configuration(**configuration)})
+    setattr(family, name, build)
+    register_model(build)
+    CARDS[name] = Card(paper, what)
+
+
+def _configuration(**changes: Any) -> dict[str, Any]:
+    """ImageNet's usual preprocessing at 224, with `changes`."""
+    return {
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": None,
+        "crop_pct": 0.9,
+        "interpolation": "bicubic",
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "license": "apache-2.0",
+        **changes,
+    }
+
+
+def check_images(images: Tensor, *, channels: int, smallest: int = 1, multiple: int = 1) -> None:
+    """A clear error for a batch that the architecture cannot take: sides below `smallest` or no `multiple`."""
+    if images.ndim != 4 or images.shape[1] != channels:
+        raise UserError(f"images must be (batch, {channels}, height, width): got {tuple(images.shape)}")
+    height, width = images.shape[-2:]
+    if min(height, width) < smallest:
+        raise UserError(f"images must be at least {smallest} pixels high and wide: got {height}×{width}")
+    if height % multiple or width % multiple:
+        raise UserError(f"images must have sides that are multiples of {multiple}: got {height}×{width}")

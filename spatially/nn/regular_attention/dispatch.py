@@ -1,0 +1,108 @@
+r"""Attention over the square centred on each query (Xu et al., section 4: the regular receptive field).
+
+.. math:: o_n = \sum_{s} \mathrm{softmax}_s(\mathrm{scale}\; q_n \cdot k_{n+s} + b_s)\, v_{n+s},
+          \qquad s \in \{-\lfloor w/2 \rfloor, …, \lfloor w/2 \rfloor\}^2
+
+on feature maps (B, H, W, heads, D), with an optional bias b for each offset. One function, several ways to compute it:
+`tiled` runs anywhere and is the default; `reference` is the definition, spelt out. Meta tensors take the reference, so
+that operations counted there are those of the definition.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from spatially.errors import UserError
+from spatially.nn.regular_attention import reference, tiled
+from spatially.nn.regular_attention.field import BORDERS, Field
+
+BACKENDS: dict[str, Callable[..., Tensor]] = {"reference": reference.attend, "tiled": tiled.attend}
+
+
+def regular_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    window: int,
+    border: str = "mask",
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """Attention of every position over the `window`×`window` square around it.
+
+    Args:
+        query, key, value: (B, H, W, heads, D), any strides: views of one packed projection are welcome.
+        window: side of the square, odd. The grid may be smaller.
+        border: what lies outside the image: ``mask``: takes no part; ``zero``: enters as key 0 and value 0, like a
+            padded convolution; ``shift``: the square slides inward, so that near the border the query is off-centre.
+        bias: (heads, window, window), added to the logits of each slot of the square, its middle being the query
+            itself (with ``shift``, near the border, what the square's middle falls on).
+        scale: factor of the logits; 1/√D when not given.
+        backend: ``tiled`` or ``reference``; chosen by the input when not given.
+
+    Returns:
+        (B, H, W, heads, D), of the query's dtype.
+
+    >>> query = key = value = torch.ones(1, 4, 6, 2, 8)
+    >>> regular_attention(query, key, value, window=3).shape
+    torch.Size([1, 4, 6, 2, 8])
+    """
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind):
+        lower = torch.get_autocast_dtype(kind)
+        query, key, value = (
+            tensor.to(lower) if tensor.dtype != torch.float64 else tensor for tensor in (query, key, value)
+        )
+        with torch.autocast(kind, enabled=False):
+            return regular_attention(
+                query, key, value, window=window, border=border, bias=bias, scale=scale, backend=backend
+            )
+    _check(query, key, value, window=window, border=border, bias=bias, backend=backend)
+    rows, columns = (Field(length, window, border) for length in query.shape[1:3])
+    chosen = backend or ("reference" if kind == "meta" else "tiled")
+    return BACKENDS[chosen](
+        query,
+        key,
+        value,
+        rows=rows,
+        columns=columns,
+        bias=bias,
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+    )
+
+
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, *, window: int, border: str, bias: Tensor | None, backend: str | None
+) -> None:
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1 or window % 2 == 0:
+        raise UserError(f"window must be an odd positive whole number: got {window!r}")
+    if border not in BORDERS:
+        raise UserError(f"border must be one of {', '.join(BORDERS)}: got {border!r}")
+    if backend is not None and backend not in BACKENDS:
+        raise UserError(f"backend must be one of {', '.join(BACKENDS)}: got {backend!r}")
+    if query.ndim != 5 or not query.shape[1:].numel():
+        raise UserError(
+            f"query must be (batch, height, width, heads, size), none of the last four 0: got {tuple(query.shape)}"
+        )
+    if not query.is_floating_point():
+        raise UserError(f"query must be of a floating-point dtype: got {query.dtype}")
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.shape != query.shape:
+            raise UserError(f"{name} must have the query's shape {tuple(query.shape)}: got {tuple(tensor.shape)}")
+        if tensor.dtype != query.dtype:
+            raise UserError(f"{name} must have the query's dtype {query.dtype}: got {tensor.dtype}")
+        if tensor.device != query.device:
+            raise UserError(f"{name} must be on the query's device {query.device}: got {tensor.device}")
+    if bias is None:
+        return
+    heads = query.shape[3]
+    if bias.shape != (heads, window, window):
+        raise UserError(f"bias must be (heads, window, window) = {(heads, window, window)}: got {tuple(bias.shape)}")
+    allowed = {query.dtype, torch.float32} if query.dtype in (torch.float16, torch.bfloat16) else {query.dtype}
+    if bias.dtype not in allowed:
+        raise UserError(f"bias must have dtype {' or '.join(sorted(map(str, allowed)))}: got {bias.dtype}")
+    if bias.device != query.device:
+        raise UserError(f"bias must be on the query's device {query.device}: got {bias.device}")

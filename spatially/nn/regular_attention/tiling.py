@@ -1,0 +1,89 @@
+"""How an axis is cut into tiles of queries, and which span of keys each tile needs."""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+from spatially.nn.regular_attention.field import Field
+
+LARGEST_TILE = 16
+COPYING = 48  # copying a key costs about as much as its logits with this many queries (heads of 32, measured)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tiles of `tile` queries along a field; the last one may reach over the end."""
+
+    field: Field
+    tile: int
+
+    @property
+    def tiles(self) -> int:
+        """Number of tiles."""
+        return -(-self.field.length // self.tile)
+
+    @property
+    def covered(self) -> int:
+        """Queries in all tiles, those over the end included."""
+        return self.tiles * self.tile
+
+    @property
+    def span(self) -> int:
+        """Keys a tile needs."""
+        return min(self.tile + self.field.window - 1, self.field.keys) if self.tiles > 1 else self.field.keys
+
+    def _start(self, query: int) -> int:
+        return self.field.starts[min(query, self.field.length - 1)]  # a query over the end does as the last one does
+
+    @cached_property
+    def begins(self) -> tuple[int, ...]:
+        """The first key of each tile's span."""
+        last = self.field.keys - self.span
+        return tuple(min(max(self._start(tile * self.tile), 0), last) for tile in range(self.tiles))
+
+    @cached_property
+    def _kinds(self) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+        places = [
+            tuple(self._start(tile * self.tile + query) - begin for query in range(self.tile))
+            for tile, begin in enumerate(self.begins)
+        ]
+        distinct = tuple(dict.fromkeys(places))
+        return distinct, tuple(distinct.index(place) for place in places)
+
+    @property
+    def patterns(self) -> tuple[int, ...]:
+        """For each tile the number of its pattern: the first, the last and those between usually make three."""
+        return self._kinds[1]
+
+    def slots(self, device: torch.device) -> Tensor:
+        """The slot of a query that each key of the span is, for each pattern: (patterns, queries, keys).
+
+        A key outside the query's field has a negative number or one from `window` on.
+        """
+        starts = torch.tensor(self._kinds[0], device=device)
+        return torch.arange(self.span, device=device) - starts[:, :, None]
+
+
+@lru_cache(maxsize=1024)
+def best(rows: Field, columns: Field) -> tuple[Tiling, Tiling]:
+    """The tiling with the least estimated work."""
+    choices = [
+        (Tiling(rows, down), Tiling(columns, across))
+        for down in _tiles_to_try(rows)
+        for across in _tiles_to_try(columns)
+    ]
+    return min(choices, key=_work)
+
+
+def _tiles_to_try(field: Field) -> list[int]:
+    """One tile size for each number of tiles: the smallest that covers the axis with them."""
+    length = field.length
+    sizes = {-(-length // count) for count in range(1, length + 1)}
+    return sorted(size for size in sizes if size <= LARGEST_TILE) or [LARGEST_TILE]
+
+
+def _work(choice: tuple[Tiling, Tiling]) -> float:
+    down, across = choice
+    return down.tiles * across.tiles * down.span * across.span * (down.tile * across.tile + COPYING)
