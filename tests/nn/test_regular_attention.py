@@ -200,6 +200,13 @@ def test_compiles_without_graph_breaks(backend):
         torch.testing.assert_close(measured, right)
 
 
+def test_compiled_function_takes_several_grids_and_batches():
+    compiled = torch.compile(lambda *inputs: regular_attention(*inputs, window=3), fullgraph=True, backend="aot_eager")
+    for shape in ((2, 9, 9), (2, 12, 10), (3, 12, 10), (1, 5, 7)):
+        tensors = draw(*shape, 2, 4)
+        torch.testing.assert_close(compiled(*tensors), regular_attention(*tensors, window=3))
+
+
 def test_exports_with_any_batch():
     layer = Layer(5)
     program = torch.export.export(

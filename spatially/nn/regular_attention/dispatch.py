@@ -9,6 +9,7 @@ that operations counted there are those of the definition.
 """
 
 from collections.abc import Callable
+from operator import index
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ def regular_attention(
     torch.Size([1, 4, 6, 2, 8])
     """
     kind = query.device.type
-    if torch.is_autocast_enabled(kind):
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         lower = torch.get_autocast_dtype(kind)
         query, key, value = (
             tensor.to(lower) if tensor.dtype != torch.float64 else tensor for tensor in (query, key, value)
@@ -61,7 +62,8 @@ def regular_attention(
                 query, key, value, window=window, border=border, bias=bias, scale=scale, backend=backend
             )
     _check(query, key, value, window=window, border=border, bias=bias, backend=backend)
-    rows, columns = (Field(length, window, border) for length in query.shape[1:3])
+    # `index` fixes the grid in a compiled graph (the batch stays free): tiles are cut for one grid.
+    rows, columns = (Field(index(length), window, border) for length in query.shape[1:3])
     chosen = backend or ("reference" if kind == "meta" else "tiled")
     return BACKENDS[chosen](
         query,

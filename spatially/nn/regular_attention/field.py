@@ -10,7 +10,6 @@ A grid smaller than the window has slots that point outside for every query; ``m
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 BORDERS = ("mask", "zero", "shift")
 
@@ -33,7 +32,7 @@ class Field:
         """Number of keys, padding included."""
         return self.length + 2 * self.padding
 
-    @cached_property
+    @property
     def starts(self) -> tuple[int, ...]:
         """The key at which each query's slots begin, counted with the padding."""
         begin = self.padding - self.window // 2

@@ -22,7 +22,7 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, *, rows: Field, columns: Field, bias: Tensor | None, scale: float
 ) -> Tensor:
     """Attention of each query over its square; bias (heads, window, window)."""
-    down, across = best(rows, columns)
+    down, across = best(rows), best(columns)
     batch, height, width, heads, size = query.shape
     tiles = down.tiles * across.tiles
     # With a bias the heads differ in their masks and lead; without one they share it, like the images of the batch.
@@ -32,10 +32,10 @@ def attend(
     keys = _halos(key, down, across).reshape(lead, follow, seen, size)
     values = _halos(value, down, across).reshape(lead, follow, seen, size)
     mask = _mask(down, across, bias, query).reshape(lead, 1, asked, seen)
-    if _derivatives_wanted(query, key, value, bias):
-        out = _written_out(queries, keys, values, mask, scale)
-    else:
+    if _fused_kernels_serve(query, key, value, bias):
         out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
+    else:
+        out = _written_out(queries, keys, values, mask, scale)
     out = out.reshape(down.tiles, across.tiles, heads, batch, down.tile, across.tile, size)
     out = out.permute(3, 0, 4, 1, 5, 2, 6).reshape(batch, down.covered, across.covered, heads, size)
     return out[:, :height, :width]
@@ -97,10 +97,13 @@ def _mask(down: Tiling, across: Tiling, bias: Tensor | None, like: Tensor) -> Te
     return mask
 
 
-def _derivatives_wanted(*tensors: Tensor | None) -> bool:
+def _fused_kernels_serve(*tensors: Tensor | None) -> bool:
+    """Whether only values are wanted: no derivative of any kind, and no transform of `torch.func` under way."""
     given = [tensor for tensor in tensors if tensor is not None]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
-        return True
-    if torch.compiler.is_compiling():
         return False
-    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in given)
+    if torch.compiler.is_compiling():
+        return True
+    if torch._C._are_functorch_transforms_active():
+        return False
+    return all(forward_ad.unpack_dual(tensor).tangent is None for tensor in given)
