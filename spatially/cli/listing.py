@@ -26,23 +26,57 @@ def models(
 
     import spatially.models as own
 
-    names = {name: f"spatially, {what}" for name, what in own.NAMES.items()}
-    if pattern:
-        # Names with a dot say which trained weights; there are many, so they are listed when asked for.
-        known = timm.list_models(pretrained=True) if "." in pattern else timm.list_models()
-        names |= {name: "timm" for name in known if name not in names}
-        names |= {f"torchvision/{name}": "torchvision" for name in torchvision.models.list_models()}
-    if pattern and not any(fnmatch(name, pattern) for name in names):
-        raise unknown("model", pattern, names, hint="(patterns take wildcards: 'swin*')")
-    table = Table(Column("model", overflow="fold"), Column("source", overflow="fold"))
-    for name, source in names.items():
-        if not pattern or fnmatch(name, pattern):
-            table.add_row(name, source)
-    Console().print(table)
+    # Names with a dot say which trained weights; there are many, so they are listed when asked for.
+    known = timm.list_models(pretrained=True) if "." in pattern else timm.list_models()
+    ours = [*own.CALIBRATORS, *own.CARDS]
+    others = {name: "timm" for name in known if name not in ours}
+    others |= {f"torchvision/{name}": "torchvision" for name in torchvision.models.list_models()}
+    if pattern and not any(fnmatch(name, pattern) for name in [*ours, *others]):
+        raise unknown("model", pattern, [*ours, *others], hint="(patterns take wildcards: 'swin*')")
+    console = Console()
+    if chosen := [name for name in ours if fnmatch(name, pattern or "*")]:
+        console.print(_own_models(chosen))
     if not pattern:
-        Console().print(
+        console.print(
             "and every model of timm and torchvision: spatially models 'resnet*'; Hugging Face: hf/REPO or a folder"
         )
+    elif chosen := [name for name in others if fnmatch(name, pattern)]:
+        table = Table(Column("model", overflow="fold"), "source")
+        for name in chosen:
+            table.add_row(name, others[name])
+        console.print(table)
+
+
+def _own_models(names: list[str]) -> Table:
+    """This package's models by paper, with what they cost."""
+    from rich.box import SIMPLE_HEAD
+
+    from spatially.models import CALIBRATORS, CARDS, PAPERS
+    from spatially.models.costs import SIDE, known
+
+    costs = known()
+    shown = {card.paper for name in names if (card := CARDS.get(name))}
+    table = Table(
+        Column("model", no_wrap=True),
+        Column("what it is", overflow="fold"),
+        Column("paper", no_wrap=True),
+        Column("parameters", justify="right", no_wrap=True),
+        Column("GMACs", justify="right", no_wrap=True),
+        box=SIMPLE_HEAD,
+        caption=f"GMACs for one {SIDE}×{SIDE} image\n"
+        + "\n".join(f"{key}: {title}" for key, title in PAPERS.items() if key in shown),
+        caption_justify="left",
+    )
+    for name in names:
+        if name in CALIBRATORS:
+            table.add_row(name, CALIBRATORS[name], "", "", "")
+    for paper in PAPERS:
+        table.add_section()
+        for name in names:
+            if (card := CARDS.get(name)) and card.paper == paper:
+                cost = costs[name]
+                table.add_row(name, card.what, paper, f"{cost.parameters / 1e6:.2f} M", f"{cost.macs / 1e9:.2f}")
+    return table
 
 
 @app.command()

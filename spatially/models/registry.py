@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from spatially.errors import UserError
 
 PAPERS = {
-    "xu": "Xu, Kang & Zhang: spatial structure sensitivity",
-    "kim": "Kim et al.: Gaussian attention bias",
-    "heo": "Heo et al.: PiT",
-    "park": "Park & Kim: How do ViTs work?",
+    "xu": "Xu, Vision Transformer with High Spatial Structure Sensitivity",
+    "kim": "Kim et al., Understanding Gaussian Attention Bias of Vision Transformers Using Effective Receptive Fields",
+    "heo": "Heo et al., Rethinking Spatial Dimensions of Vision Transformers",
+    "park": "Park & Kim, How Do Vision Transformers Work?",
 }
 
 StateDict = dict[str, Tensor]
@@ -29,10 +29,12 @@ Filter = Callable[[StateDict, nn.Module], StateDict]
 
 @dataclass(frozen=True)
 class Card:
-    """What the list of models says about one: the key of its paper, and what it is in a few words."""
+    """What is known of a registered model: the key of its paper, what it is in a few words, and how it is built."""
 
     paper: str
     what: str
+    kind: type[nn.Module]
+    options: Mapping[str, Any]
 
 
 CARDS: dict[str, Card] = {}
@@ -47,12 +49,13 @@ def register(
     what: str,
     options: Mapping[str, Any],
     checkpoint_filter: Filter | None = None,
-    out_indices: Sequence[int] = (0, 1, 2, 3),
+    out_indices: int | Sequence[int] = (0, 1, 2, 3),
     **configuration: Any,
 ) -> None:
     """Enter `kind(**options)` as `name`; `module` is the family's `__name__`, further arguments change timm's configuration.
 
-    Features come through `forward_intermediates`, so `kind` must have it, `prune_intermediate_layers`, and `feature_info`.
+    Features come through `forward_intermediates`, so `kind` must have it, `prune_intermediate_layers`, and `feature_info`;
+    `out_indices` says which by default, a number: so many of the last.
     """
 
     def build(pretrained: bool = False, **changes: Any) -> nn.Module:
@@ -62,20 +65,19 @@ def register(
             name,
             pretrained,
             pretrained_filter_fn=checkpoint_filter,
-            feature_cfg={"out_indices": tuple(out_indices), "feature_cls": "getter"},
+            feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
             **{**options, **changes},
         )
 
     build.__name__ = build.__qualname__ = name
     build.__module__ = module
     build.__doc__ = f"{what} ({PAPERS[paper]})."
-    family = sys.modules[module]
-    if not hasattr(family, "default_cfgs"):
-        family.default_cfgs = {}  # type: ignore[attr-defined]
-    family.default_cfgs |= generate_default_cfgs({name: _configuration(**configuration)})
-    setattr(family, name, build)
+    family = vars(sys.modules[module])
+    configurations = family.setdefault("default_cfgs", {})  # where timm looks for them
+    configurations.update(generate_default_cfgs({name: _configuration(**configuration)}))
+    family[name] = build
     register_model(build)
-    CARDS[name] = Card(paper, what)
+    CARDS[name] = Card(paper, what, kind, dict(options))
 
 
 def _configuration(**changes: Any) -> dict[str, Any]:

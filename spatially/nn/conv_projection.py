@@ -1,0 +1,102 @@
+r"""Queries, keys and values of which one comes from a convolution (Xu et al., section 5.1).
+
+With f the feature map, one of the three looks at the k×k neighbourhood of its point (here the key), the others at the
+point alone:
+
+.. math:: key_{i,j} = b + \sum_{p,q} K_{p,q}\, f_{i+p,\,j+q}, \qquad query_{i,j} = W_q f_{i,j} + b_q, \qquad
+          value_{i,j} = W_v f_{i,j} + b_v,
+
+over the whole map, 0 outside it. K is dense (C·C·k² weights) or depth-wise (C·k², no point-wise part).
+
+>>> projection = ConvProjection(8, convolved="key")
+>>> [tuple(part.shape) for part in projection(torch.zeros(2, 5, 6, 8))]
+[(2, 5, 6, 8), (2, 5, 6, 8), (2, 5, 6, 8)]
+"""
+
+from typing import Literal, cast, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spatially.errors import UserError
+
+Convolved = Literal["query", "key", "value"]
+PARTS = get_args(Convolved)
+
+
+class ConvProjection(nn.Module):
+    """(B, H, W, C) → query, key and value, each (B, H, W, C), in attention's usual order.
+
+    The convolution's weights are named after what they make (`key.weight`), so that weights of one kind are never
+    taken for another's; the other two are packed in `linear`, in the order query, key, value.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        convolved: Convolved = "key",
+        depthwise: bool = False,
+        kernel_size: int = 3,
+        bias: bool = True,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if convolved not in PARTS:
+            raise UserError(f"convolved must be one of {', '.join(PARTS)}: got {convolved!r}")
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise UserError(f"kernel_size must be odd and positive: got {kernel_size}")
+        self.dim = dim
+        self.convolved = convolved
+        self.depthwise = depthwise
+        self.linear = nn.Linear(dim, 2 * dim, bias=bias, device=device, dtype=dtype)
+        convolution = nn.Conv2d(
+            dim,
+            dim,
+            kernel_size,
+            padding=kernel_size // 2,
+            groups=dim if depthwise else 1,
+            bias=bias,
+            device=device,
+            dtype=dtype,
+        )
+        self.add_module(convolved, convolution)
+
+    @property
+    def convolution(self) -> nn.Conv2d:
+        """The layer that makes the convolved part."""
+        return cast(nn.Conv2d, getattr(self, self.convolved))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value; the two linear ones are views of one tensor."""
+        first, second = self.linear(x).unflatten(-1, (2, self.dim)).unbind(-2)
+        return self._in_order(self._convolve(x), first, second)
+
+    def of_nothing(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Query, key and value where the map is 0, (C,) each: the biases; None without."""
+        if self.linear.bias is None or self.convolution.bias is None:
+            return None
+        first, second = self.linear.bias.chunk(2)
+        return self._in_order(self.convolution.bias, first, second)
+
+    def _in_order(self, convolved: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        parts = [first, second]
+        parts.insert(PARTS.index(self.convolved), convolved)
+        query, key, value = parts
+        return query, key, value
+
+    def _convolve(self, x: Tensor) -> Tensor:
+        layer = self.convolution
+        images = x.permute(0, 3, 1, 2)  # channels last in memory: read and written as it lies
+        if x.device.type == "cpu" and not self.depthwise and x.shape[1] * x.shape[2] < self.dim:
+            # The CPU's channels-last kernel is up to twice as slow on small maps with many channels; two copies are cheap.
+            images = images.contiguous()
+        # A view of a map of height or width 1 can pass for either layout, so the result is asked for in ours.
+        convolved = F.conv2d(images, layer.weight, layer.bias, padding=layer.padding, groups=layer.groups)
+        return convolved.permute(0, 2, 3, 1).contiguous()
+
+    def extra_repr(self) -> str:
+        """Which part is convolved, and how."""
+        return f"convolved={self.convolved!r}, depthwise={self.depthwise}"
