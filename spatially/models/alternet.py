@@ -13,9 +13,8 @@ The authors' windows must divide the map; here they need not (see `LocalWindowAt
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -24,16 +23,16 @@ from timm.layers import (
     DropPath,
     calculate_drop_path_rates,
     get_act_layer,
-    resize_rel_pos_bias_table_simple,
 )
-from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from spatially.errors import UserError, unknown
-from spatially.models.registry import StateDict, check_images, register
+from spatially.models.checkpointing import checkpoint_blocks
+from spatially.models.registry import check_images, register
+from spatially.models.weights import StateDict, unwrap
 from spatially.nn.local_window_attention import LocalWindowAttention
+from spatially.nn.resize import resize
 
 STEMS = ("imagenet", "cifar")
 EXPANSION = 4  # of a bottleneck: the residual stream has four times its channels
@@ -215,12 +214,12 @@ class AlterNet(nn.Module):
         final = len(self.stages) - 1
         x = self._start(x)
         maps = []
-        for index, stage in enumerate(self.stages):
-            if stop_early and index > last:
+        for number, stage in enumerate(self.stages):
+            if stop_early and number > last:
                 break
             x = self._run(stage, x)
-            if index in taken:
-                maps.append(self.norm_act(self.norm(x)) if norm and index == final else x)
+            if number in taken:
+                maps.append(self.norm_act(self.norm(x)) if norm and number == final else x)
         if intermediates_only:
             return maps
         # An early stop leaves no last map to normalise: the norm is as wide as the last stage.
@@ -265,36 +264,12 @@ class AlterNet(nn.Module):
 
     def _start(self, images: Tensor) -> Tensor:
         check_images(images, channels=self.in_chans)
+        for side in images.shape[-2:]:
+            index(side)  # a compiled graph is for one size: free ones make windows of symbols, and minutes of compiling
         return self.stem(images)
 
     def _run(self, stage: nn.Module, x: Tensor) -> Tensor:
-        if not (self.grad_checkpointing and torch.is_grad_enabled()):
-            return stage(x)
-        for block in stage.children():
-            # A compiled graph takes no contexts of ours.
-            options = {} if torch.compiler.is_compiling() else {"context_fn": partial(_contexts, block)}
-            x = checkpoint(block, x, **options)
-        return x
-
-
-def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Around the first pass of a checkpointed block, and around its second."""
-    return nullcontext(), _statistics_kept(block)
-
-
-@contextmanager
-def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """Batch norms count a batch once: the second pass normalises by it, and leaves the running statistics as they are."""
-    norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
-    kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
-    try:
-        for norm in norms:
-            norm.momentum = 0.0
-            norm.num_batches_tracked = None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone()
-        yield
-    finally:
-        for norm, (momentum, batches) in zip(norms, kept, strict=True):
-            norm.momentum, norm.num_batches_tracked = momentum, batches
+        return checkpoint_blocks(stage, x) if self.grad_checkpointing and torch.is_grad_enabled() else stage(x)
 
 
 def _activation(kind: str | type[nn.Module]) -> nn.Module:
@@ -348,16 +323,14 @@ AUTHORS_NAMES = {
 
 def checkpoint_filter(state_dict: Mapping[str, Any], model: nn.Module) -> StateDict:
     """The authors' weights or ours under our names, position tables resized to the model's windows."""
-    for wrapper in ("state_dict", "model"):
-        state_dict = state_dict.get(wrapper, state_dict)
-    weights = {name.removeprefix("module."): value for name, value in state_dict.items()}
+    weights = unwrap(state_dict)
     if any(name.startswith("layer0.") for name in weights):
         weights = _from_authors(weights)
     window = getattr(model, "window", 7)
     side = 2 * window - 1
     for name, value in weights.items():
         if name.endswith(".position_table") and value.shape != (side, side):
-            weights[name] = resize_rel_pos_bias_table_simple(value[None], (window, window), (1, side, side))[0]
+            weights[name] = resize(value, (side, side))
     return weights
 
 

@@ -175,7 +175,7 @@ for _size, (_letter, _width, _heads) in _SIZES.items():
             + (f"{_window}×{_window} neighbourhoods" if _window else "the whole image"),
             options={"window": _window, "embed_dim": _width, "num_heads": _heads},
             checkpoint_filter=checkpoint_filter,
-            out_indices=tuple(range(12)),
+            out_indices=3,  # of the last blocks, as timm has it
             first_conv="patch_embed.proj",
             classifier="head",
         )

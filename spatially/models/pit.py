@@ -24,10 +24,11 @@ from timm.models._features import feature_take_indices
 from timm.models._manipulate import checkpoint_seq
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from spatially.errors import UserError, unknown
-from spatially.models.registry import StateDict, check_images, register
+from spatially.models.registry import check_images, register
+from spatially.models.weights import StateDict, unwrap
+from spatially.nn.resize import resize
 from spatially.nn.token_pool import Grid, TokenPool, pool_steps, token_map
 
 Indices = int | Sequence[int] | None
@@ -163,7 +164,7 @@ class PoolingTransformer(nn.Module):
         check_images(images, channels=self.in_chans, smallest=self.patch_size)
         patches = self.patch_embed(images)
         grid = (patches.shape[-2], patches.shape[-1])
-        patches = self.pos_drop(patches + resize_positions(self.pos_embed, grid))
+        patches = self.pos_drop(patches + resize(self.pos_embed, grid, antialias=True))
         prefix = self.cls_token if self.cls_pos_embed is None else self.cls_token + self.cls_pos_embed
         return torch.cat((prefix.expand(patches.shape[0], -1, -1), patches.flatten(2).transpose(1, 2)), dim=1), grid
 
@@ -269,31 +270,6 @@ def _check_stages(dims: Sequence[int], heads: Sequence[int], depths: Sequence[in
         raise UserError(f"dims must all be the same where pool=False: got {dims}")
 
 
-def resize_positions(positions: Tensor, grid: Grid) -> Tensor:
-    """Positions (1, channels, height, width) for another grid, bicubic with antialiasing; their own grid costs nothing."""
-    if tuple(positions.shape[-2:]) == tuple(grid):
-        return positions
-    rows, columns = (_resizing(old, new, positions) for old, new in zip(positions.shape[-2:], grid, strict=True))
-    return (rows @ positions.to(rows.dtype) @ columns.mT).to(positions.dtype)
-
-
-@torch.no_grad()
-def _resizing(old: int, new: int, like: Tensor) -> Tensor:
-    """The matrix (new, old) that resizes one side. A product with it, unlike `interpolate`, compiles for changing sizes."""
-    # Half precision has no kernel for it everywhere.
-    precise = torch.promote_types(like.dtype, torch.float32)
-    identity = torch.eye(old, device=like.device, dtype=precise)[None, None]
-    return F.interpolate(identity, size=(new, old), mode="bicubic", antialias=True)[0, 0]
-
-
-def unwrap(state_dict: dict[str, Any]) -> StateDict:
-    """The weights in a training checkpoint."""
-    for wrapper in ("model", "state_dict"):
-        if isinstance(inner := state_dict.get(wrapper), dict):
-            state_dict = inner
-    return state_dict
-
-
 def checkpoint_filter(state_dict: StateDict, model: nn.Module) -> StateDict:
     """Weights of timm's `pit_*`, of the authors (`pools.0.` is the second stage's pool) or ours, for `model`."""
     result = {}
@@ -302,7 +278,7 @@ def checkpoint_filter(state_dict: StateDict, model: nn.Module) -> StateDict:
         result[name] = value
     if "pos_embed" in result:
         grid = model.get_parameter("pos_embed").shape[-2:]
-        result["pos_embed"] = resize_positions(result["pos_embed"], (grid[0], grid[1]))
+        result["pos_embed"] = resize(result["pos_embed"], (grid[0], grid[1]), antialias=True)
     return result
 
 

@@ -25,14 +25,15 @@ import torch
 from torch import Tensor, nn
 
 from spatially.models import pit
-from spatially.models.registry import StateDict, register
+from spatially.models.registry import register
+from spatially.models.weights import StateDict, unwrap
 
 DEPTHS = (2, 6, 4)
 
 
 def checkpoint_filter(state_dict: StateDict, model: nn.Module) -> StateDict:
     """Weights of timm's and the authors' ViT and DeiT (one list of blocks, positions as tokens), or ours, for `model`."""
-    state_dict = pit.unwrap(state_dict)
+    state_dict = unwrap(state_dict)
     if "patch_embed.proj.weight" not in state_dict:
         return pit.checkpoint_filter(state_dict, model)
     places = [f"transformers.{stage}.blocks.{block}." for stage, depth in enumerate(DEPTHS) for block in range(depth)]

@@ -1,8 +1,8 @@
 """How a family enters timm's registry: one call a name, with the paper it comes from and what it is.
 
 A registered model is built by `timm.create_model(name)` like any other, so it takes timm's habits: `num_classes`,
-`in_chans`, `img_size`, `drop_path_rate`, `features_only=True`, `checkpoint_path=…`. `CARDS` holds what
-`spatially models` lists.
+`in_chans`, `img_size`, `drop_path_rate`, `features_only=True`. Weights of timm and of the papers' authors load through
+`spatially.load(name, checkpoint=FILE)`, which calls the family's filter. `CARDS` holds what `spatially models` lists.
 """
 
 import sys
@@ -15,6 +15,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from torch import Tensor, nn
 
 from spatially.errors import UserError
+from spatially.models.weights import StateDict
 
 PAPERS = {
     "xu": "Xu, Vision Transformer with High Spatial Structure Sensitivity",
@@ -23,7 +24,6 @@ PAPERS = {
     "park": "Park & Kim, How Do Vision Transformers Work?",
 }
 
-StateDict = dict[str, Tensor]
 Filter = Callable[[StateDict, nn.Module], StateDict]
 
 
@@ -35,6 +35,7 @@ class Card:
     what: str
     kind: type[nn.Module]
     options: Mapping[str, Any]
+    checkpoint_filter: Filter
 
 
 CARDS: dict[str, Card] = {}
@@ -48,7 +49,7 @@ def register(
     paper: str,
     what: str,
     options: Mapping[str, Any],
-    checkpoint_filter: Filter | None = None,
+    checkpoint_filter: Filter,
     out_indices: int | Sequence[int] = (0, 1, 2, 3),
     **configuration: Any,
 ) -> None:
@@ -77,7 +78,7 @@ def register(
     configurations.update(generate_default_cfgs({name: _configuration(**configuration)}))
     family[name] = build
     register_model(build)
-    CARDS[name] = Card(paper, what, kind, dict(options))
+    CARDS[name] = Card(paper, what, kind, dict(options), checkpoint_filter)
 
 
 def _configuration(**changes: Any) -> dict[str, Any]:

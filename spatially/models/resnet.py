@@ -22,8 +22,7 @@ Figure 2 changes the base width at will; so do `resnet50_flat(base_width=c)` and
 The default, 272, is the multiple of 16 next to timm's from above: if pooling wins, then not by its cost.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,10 +30,11 @@ from timm.layers import DropPath, calculate_drop_path_rates, create_classifier, 
 from timm.models._features import feature_take_indices
 from timm.models.resnet import Bottleneck, downsample_conv
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from spatially.errors import UserError
-from spatially.models.registry import StateDict, check_images, register
+from spatially.models.checkpointing import checkpoint_blocks
+from spatially.models.registry import check_images, register
+from spatially.models.weights import StateDict, unwrap
 
 Indices = int | Sequence[int] | None
 REDUCTION = 16
@@ -108,9 +108,7 @@ class FlatResNet(nn.Module):
         stage = self.get_submodule(name)
         if not (self.grad_checkpointing and isinstance(stage, nn.Sequential)):
             return stage(features)
-        for block in stage:
-            features = checkpoint(block, features, use_reentrant=False, **_second_pass(block))
-        return features
+        return checkpoint_blocks(stage, features)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """The mean over places to logits, or with `pre_logits` the mean."""
@@ -189,34 +187,9 @@ def _stem(in_chans: int, base_width: int, place: dict[str, Any]) -> nn.Sequentia
     return nn.Sequential(*first, pool, *halve(quarter, half, 3), *halve(half, base_width, 3))
 
 
-def _second_pass(block: nn.Module) -> dict[str, Any]:
-    """Options of a checkpoint under which the block's batch norms count a batch once, though they see it twice."""
-    if torch.compiler.is_compiling():
-        return {}  # a compiled graph updates them once
-    return {"context_fn": lambda: (nullcontext(), _untracked(block))}
-
-
-@contextmanager
-def _untracked(block: nn.Module) -> Iterator[None]:
-    """Batch norms write their running statistics back unchanged: without them, autograd would miss saved tensors."""
-    norms = [layer for layer in block.modules() if isinstance(layer, nn.BatchNorm2d)]
-    before = [(layer.momentum, layer.num_batches_tracked) for layer in norms]
-    for layer in norms:
-        layer.momentum, layer.num_batches_tracked = 0.0, None
-    try:
-        yield
-    finally:
-        for layer, (momentum, batches) in zip(norms, before, strict=True):
-            layer.momentum, layer.num_batches_tracked = momentum, batches
-
-
 def checkpoint_filter(state_dict: StateDict, model: nn.Module) -> StateDict:
     """The weights in a training checkpoint of ours; nobody else has any."""
-    for wrapper in ("model", "state_dict"):
-        inner: Any = state_dict.get(wrapper)
-        if isinstance(inner, dict):
-            state_dict = inner
-    return state_dict
+    return unwrap(state_dict)
 
 
 register(

@@ -37,10 +37,12 @@ from timm.models._manipulate import checkpoint
 from torch import Tensor, nn
 
 from spatially.errors import UserError
-from spatially.models.registry import StateDict, check_images, register
+from spatially.models.registry import check_images, register
+from spatially.models.weights import StateDict, unwrap
 from spatially.nn.conv_projection import PARTS, ConvProjection
 from spatially.nn.gaussian_bias import GaussianBias, Grid
 from spatially.nn.regular_attention import regular_attention
+from spatially.nn.resize import resize
 from spatially.nn.window_attention import WindowAttention, neighbour_mask, offset_index, projection
 
 Attention = Literal["window", "regular"]
@@ -429,13 +431,11 @@ def checkpoint_filter(state_dict: StateDict, model: nn.Module) -> StateDict:
     of a dense convolution, so that the layer computes the same; a depth-wise one has no place for it and keeps its
     initial values, with a warning. A Gaussian bias that the weights do not know keeps its initial values.
     """
-    for wrapper in ("model", "state_dict"):
-        state_dict = state_dict.get(wrapper, state_dict)  # type: ignore[assignment]
     own = model.state_dict()
     modules = dict(model.named_modules())
     result: StateDict = {}
     untouched: list[str] = []
-    for name, value in _timm_names(state_dict).items():
+    for name, value in _timm_names(unwrap(state_dict)).items():
         parent, _, last = name.rpartition(".")
         target = modules.get(parent)
         if last == "relative_position_bias_table":
@@ -480,9 +480,8 @@ def _resized_table(name: str, table: Tensor, shape: torch.Size, window: Grid) ->
     side = round(len(table) ** 0.5)
     if side**2 != len(table):
         raise UserError(f"{name} must come from a square window to be resized: got {len(table)} rows")
-    plane = table.t().reshape(1, -1, side, side).float()
-    size = (2 * window[0] - 1, 2 * window[1] - 1)
-    return F.interpolate(plane, size=size, mode="bicubic").flatten(2)[0].t().contiguous().to(table.dtype)
+    plane = resize(table.t().reshape(-1, side, side), (2 * window[0] - 1, 2 * window[1] - 1))
+    return plane.flatten(1).t().contiguous()
 
 
 def _split_projection(packed: Tensor, target: ConvProjection) -> StateDict:

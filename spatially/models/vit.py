@@ -162,14 +162,13 @@ class Block(nn.Module):
         def norm() -> nn.Module:
             return nn.LayerNorm(dim, eps=NORM_EPSILON, device=device, dtype=dtype)
 
-        self.norm1, self.attn, self.ls1 = (
-            norm(),
-            attention(dim, proj_drop=proj_drop, device=device, dtype=dtype),
-            scale(),
-        )
+        self.norm1 = norm()
+        self.attn = attention(dim, proj_drop=proj_drop, device=device, dtype=dtype)
+        self.ls1 = scale()
         self.drop_path1 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
-        mlp = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop, device=device, dtype=dtype)
-        self.norm2, self.mlp, self.ls2 = norm(), mlp, scale()
+        self.norm2 = norm()
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop, device=device, dtype=dtype)
+        self.ls2 = scale()
         self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, grid: Grid, shared: Shared = None) -> Tensor:
@@ -287,7 +286,8 @@ class ColumnarTransformer(nn.Module):
             if grid != self.grid:
                 positions = resample_abs_pos_embed(positions, list(grid), list(self.grid), num_prefix_tokens=0)
             x = x + positions
-        return self.pos_drop(x), grid, self.blocks[0].attn.share(grid)
+        first: Any = self.blocks[0]
+        return self.pos_drop(x), grid, first.attn.share(grid)
 
     def _through(self, block: nn.Module, *inputs: Any) -> Tensor:
         return checkpoint(block, *inputs) if self.grad_checkpointing else block(*inputs)
@@ -451,7 +451,7 @@ for _size, (_width, _heads) in _SIZES.items():
                     "fc_norm": True,
                 },
                 checkpoint_filter=checkpoint_filter,
-                out_indices=tuple(range(12)),
+                out_indices=3,  # of the last blocks, as timm has it
                 first_conv="patch_embed.proj",
                 classifier="head",
                 # As timm's weights for these models want their images.

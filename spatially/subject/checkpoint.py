@@ -40,8 +40,8 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> None:
     if not _differences(model, weights):
         model.load_state_dict(weights)
         return
-    # weights as their authors published them: timm knows how to rename and resize those of its own families
-    renamed = _timm_filter(model, weights)
+    # weights as their authors published them: families know how to rename and resize them
+    renamed = _filtered(model, weights)
     if renamed is not None and not _differences(model, renamed):
         model.load_state_dict(renamed)
         return
@@ -119,8 +119,12 @@ def _differences(model: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
     return [f"{len(names)} {what}: {_shown(names)}" for what, names in parts if names]
 
 
-def _timm_filter(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor] | None:
-    convert = getattr(sys.modules.get(type(model).__module__), "checkpoint_filter_fn", None)
+def _filtered(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor] | None:
+    from spatially.models import CARDS
+
+    card = CARDS.get((getattr(model, "pretrained_cfg", None) or {}).get("architecture", ""))
+    timm_filter = getattr(sys.modules.get(type(model).__module__), "checkpoint_filter_fn", None)
+    convert = card.checkpoint_filter if card else timm_filter
     if convert is None:
         return None
     try:

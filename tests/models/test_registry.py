@@ -285,3 +285,11 @@ def test_full_size_trains_and_exports(name):
 def test_loads_as_a_subject(name):
     subject = spatially.load(name, pretrained=False)
     assert subject.describe()["parameters"] == known()[name].parameters
+
+
+def test_weights_of_timm_load_by_file(tmp_path: Path):
+    theirs = timm.create_model("pit_ti_224").eval()
+    torch.save({"model": theirs.state_dict(), "epoch": 3}, tmp_path / "pit.pth")
+    ours = spatially.load("pit_tiny", checkpoint=tmp_path / "pit.pth").model
+    images = picture((224, 224))
+    torch.testing.assert_close(ours(images), theirs(images), atol=1e-5, rtol=0)
