@@ -24,8 +24,9 @@ from timm.layers import resample_abs_pos_embed, trunc_normal_
 from torch import Tensor, nn
 
 from spatially.errors import UserError, unknown
-from spatially.models.registry import StateDict, register
-from spatially.models.vit import Attention, ColumnarTransformer, Shared, fit_patches, unwrap
+from spatially.models.registry import register
+from spatially.models.vit import Attention, ColumnarTransformer, Shared, fit_patches
+from spatially.models.weights import StateDict, unwrap
 from spatially.nn.regular_attention import BORDERS, regular_attention
 from spatially.nn.relative_position import Grid
 

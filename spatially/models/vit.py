@@ -26,7 +26,6 @@ from timm.layers import (
     Mlp,
     PatchEmbed,
     calculate_drop_path_rates,
-    resample_abs_pos_embed,
     resample_patch_embed,
     to_2tuple,
     trunc_normal_,
@@ -36,9 +35,11 @@ from timm.models._manipulate import checkpoint
 from torch import Tensor, nn
 
 from spatially.errors import UserError, unknown
-from spatially.models.registry import StateDict, check_images, register
+from spatially.models.registry import check_images, register
+from spatially.models.weights import StateDict, unwrap
 from spatially.nn.gaussian_bias import GaussianBias
 from spatially.nn.relative_position import Grid, RelPosBias, RelPosMlp, pairs, resize_table
+from spatially.nn.resize import resize
 
 NORM_EPSILON = 1e-6  # of every layer normalisation, as in timm
 Size = int | tuple[int, int]
@@ -282,9 +283,10 @@ class ColumnarTransformer(nn.Module):
         # Contiguous once, or every normalisation of the stream would make its own copy.
         x = self.patch_embed(images).contiguous()
         if self.pos_embed is not None:
-            positions = self.pos_embed
+            positions: Tensor = self.pos_embed
             if grid != self.grid:
-                positions = resample_abs_pos_embed(positions, list(grid), list(self.grid), num_prefix_tokens=0)
+                table = positions.mT.unflatten(-1, self.grid)
+                positions = resize(table, grid, antialias=True).flatten(-2).mT
             x = x + positions
         first: Any = self.blocks[0]
         return self.pos_drop(x), grid, first.attn.share(grid)
@@ -384,13 +386,6 @@ def _pool(name: str) -> str:
     if name not in ("avg", ""):
         raise UserError(f"global_pool must be 'avg' or '' (none): got {name!r}")
     return name
-
-
-def unwrap(state_dict: Any) -> StateDict:
-    """The weights themselves, of a checkpoint that may hold more and may come from several devices."""
-    for key in ("model", "state_dict"):
-        state_dict = state_dict.get(key, state_dict)
-    return {name.removeprefix("module."): value for name, value in state_dict.items()}
 
 
 def fit_patches(state_dict: StateDict, model: nn.Module) -> None:

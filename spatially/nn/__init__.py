@@ -1,6 +1,20 @@
 """Layers that see structure, one a file, each usable alone in anybody's model."""
 
+from spatially.nn.conv_projection import ConvProjection
 from spatially.nn.gaussian_bias import GaussianBias
+from spatially.nn.local_window_attention import LocalWindowAttention
 from spatially.nn.regular_attention import regular_attention
+from spatially.nn.relative_position import RelPosBias, RelPosMlp
+from spatially.nn.token_pool import TokenPool
+from spatially.nn.window_attention import WindowAttention
 
-__all__ = ["GaussianBias", "regular_attention"]
+__all__ = [
+    "ConvProjection",
+    "GaussianBias",
+    "LocalWindowAttention",
+    "RelPosBias",
+    "RelPosMlp",
+    "TokenPool",
+    "WindowAttention",
+    "regular_attention",
+]

@@ -18,11 +18,11 @@ tensor([[[2, 1, 0],
 """
 
 import torch
-import torch.nn.functional as F
 from timm.layers import Mlp, trunc_normal_
 from torch import Tensor, nn
 
 from spatially.errors import UserError
+from spatially.nn.resize import resize
 
 Grid = tuple[int, int]
 
@@ -38,11 +38,7 @@ def pairs(table: Tensor) -> Tensor:
 
 def resize_table(table: Tensor, grid: Grid) -> Tensor:
     """A table (heads, 2h − 1, 2w − 1) for another grid, bicubic: (heads, 2H − 1, 2W − 1). Offset 0 stays in the middle."""
-    size = (2 * grid[0] - 1, 2 * grid[1] - 1)
-    if table.shape[-2:] == size:
-        return table
-    accurate = table.to(torch.promote_types(table.dtype, torch.float32))
-    return F.interpolate(accurate[None], size=size, mode="bicubic", align_corners=False)[0].to(table.dtype)
+    return resize(table, (2 * grid[0] - 1, 2 * grid[1] - 1))
 
 
 class RelPosBias(nn.Module):
