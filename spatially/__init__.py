@@ -8,9 +8,9 @@
 True
 """
 
-from spatially import perturb, probes
+from spatially import models, nn, perturb, probes, surgery
 from spatially.data import open_images
 from spatially.subject import Subject, load
 from spatially.version import __version__
 
-__all__ = ["Subject", "__version__", "load", "open_images", "perturb", "probes"]
+__all__ = ["Subject", "__version__", "load", "models", "nn", "open_images", "perturb", "probes", "surgery"]

@@ -82,6 +82,10 @@ class Subject:
         """BLAKE2b of all weights, computed when first asked for."""
         return self._fingerprint.hexadecimal
 
+    def weights_changed(self) -> None:
+        """To be called when the model's weights are no longer what they were: its fingerprint is computed anew."""
+        self._fingerprint = Fingerprint(self.model)
+
     def __call__(self, images: Tensor, *, overwrite: bool = False) -> Tensor:
         """Logits (batch, answers) for images (batch, 3, height, width) between 0 and 1, from any device.
 

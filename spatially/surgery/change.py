@@ -142,7 +142,7 @@ class Change:
         self._trunks = list(trunks) if self.changed else []
         for trunk in self._trunks:
             _IN_FORCE.setdefault(trunk, []).append(self._token)
-        _forget_fingerprint(given)
+        _tell(given)
 
     def undo(self) -> None:
         """Give the model back its own modules, parameters and values, bit for bit. Twice is once.
@@ -161,7 +161,7 @@ class Change:
         self._edits = None
         for trunk in self._trunks:
             _IN_FORCE[trunk].pop()
-        _forget_fingerprint(self._given)
+        _tell(self._given)
 
     def __enter__(self) -> "Change":
         return self
@@ -185,7 +185,6 @@ def module_of(given: nn.Module | Subject) -> nn.Module:
     raise UserError(f"model must be a torch module or a Subject: got {type(given).__name__}")
 
 
-def _forget_fingerprint(given: nn.Module | Subject) -> None:
-    """A subject's fingerprint names its weights: with others it is computed anew."""
+def _tell(given: nn.Module | Subject) -> None:
     if isinstance(given, Subject):
-        vars(given._fingerprint).pop("hexadecimal", None)
+        given.weights_changed()
