@@ -11,11 +11,15 @@ class Fingerprint:
     """BLAKE2b over the names, shapes, types and bytes of everything in a state dict, computed when first asked for.
 
     The same weights give the same fingerprint on every device and in every memory format. It is computed once: weights
-    that change later need a new one.
+    that change later need `forget`.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+
+    def forget(self) -> None:
+        """Compute it anew when it is asked for again."""
+        vars(self).pop("hexadecimal", None)
 
     @cached_property
     def hexadecimal(self) -> str:

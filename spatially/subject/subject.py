@@ -84,7 +84,7 @@ class Subject:
 
     def weights_changed(self) -> None:
         """To be called when the model's weights are no longer what they were: its fingerprint is computed anew."""
-        self._fingerprint = Fingerprint(self.model)
+        self._fingerprint.forget()  # shared with the subjects that this one was aligned to
 
     def __call__(self, images: Tensor, *, overwrite: bool = False) -> Tensor:
         """Logits (batch, answers) for images (batch, 3, height, width) between 0 and 1, from any device.
