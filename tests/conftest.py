@@ -1,11 +1,18 @@
 """Small subjects and small folders of images that many tests share."""
 
+import os
+
+import torch
+
+# Without a GPU the kernels run step by step in Triton's interpreter, which must be asked for before Triton is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from torch import nn
 

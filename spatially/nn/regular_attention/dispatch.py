@@ -4,12 +4,14 @@ r"""Attention over the square centred on each query (Xu et al., section 4: the r
           \qquad s \in \{-\lfloor w/2 \rfloor, …, \lfloor w/2 \rfloor\}^2
 
 on feature maps (B, H, W, heads, D), with an optional bias b for each offset. One function, several ways to compute it:
-`tiled` runs anywhere and is the default; `reference` is the definition, spelt out. Meta tensors take the reference, so
-that operations counted there are those of the definition.
+`tiled` runs anywhere; `triton` is a kernel for CUDA, the default there; `reference` is the definition, spelt out. Meta
+tensors take the reference, so that operations counted there are those of the definition.
 """
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +20,17 @@ from spatially.errors import UserError
 from spatially.nn.regular_attention import reference, tiled
 from spatially.nn.regular_attention.field import BORDERS, Field
 
-BACKENDS: dict[str, Callable[..., Tensor]] = {"reference": reference.attend, "tiled": tiled.attend}
+LARGEST_WINDOW, LARGEST_SIZE = 13, 128  # of the kernels
+KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def _triton(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    from spatially.nn.regular_attention import operations  # Triton is imported where it is needed
+
+    return operations.attend(query, key, value, **options)
+
+
+BACKENDS: dict[str, Callable[..., Tensor]] = {"reference": reference.attend, "tiled": tiled.attend, "triton": _triton}
 
 
 def regular_attention(
@@ -42,7 +54,7 @@ def regular_attention(
         bias: (heads, window, window), added to the logits of each slot of the square, its middle being the query
             itself (with ``shift``, near the border, what the square's middle falls on).
         scale: factor of the logits; 1/√D when not given.
-        backend: ``tiled`` or ``reference``; chosen by the input when not given.
+        backend: ``tiled``, ``triton`` or ``reference``; chosen by the input when not given.
 
     Returns:
         (B, H, W, heads, D), of the query's dtype.
@@ -64,7 +76,7 @@ def regular_attention(
     _check(query, key, value, window=window, border=border, bias=bias, backend=backend)
     # `index` fixes the grid in a compiled graph (the batch stays free): tiles are cut for one grid.
     rows, columns = (Field(index(length), window, border) for length in query.shape[1:3])
-    chosen = backend or ("reference" if kind == "meta" else "tiled")
+    chosen = backend or _backend(query, key, value, bias, window)
     return BACKENDS[chosen](
         query,
         key,
@@ -76,6 +88,21 @@ def regular_attention(
     )
 
 
+def _backend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, window: int) -> str:
+    """The fastest that can do what is asked."""
+    if query.device.type == "meta":
+        return "reference"
+    served = query.dtype in KERNEL_DTYPES and window <= LARGEST_WINDOW and query.shape[-1] <= LARGEST_SIZE
+    if (
+        query.device.type == "cuda"
+        and served
+        and find_spec("triton")
+        and not tiled.transformed(query, key, value, bias)
+    ):
+        return "triton"
+    return "tiled"
+
+
 def _check(
     query: Tensor, key: Tensor, value: Tensor, *, window: int, border: str, bias: Tensor | None, backend: str | None
 ) -> None:
@@ -85,6 +112,11 @@ def _check(
         raise UserError(f"border must be one of {', '.join(BORDERS)}: got {border!r}")
     if backend is not None and backend not in BACKENDS:
         raise UserError(f"backend must be one of {', '.join(BACKENDS)}: got {backend!r}")
+    if backend == "triton" and (query.dtype not in KERNEL_DTYPES or window > LARGEST_WINDOW):
+        raise UserError(
+            f"backend='triton' takes half and single precision and windows up to {LARGEST_WINDOW}: "
+            f"got {query.dtype} and {window}"
+        )
     if query.ndim != 5 or not query.shape[1:].numel():
         raise UserError(
             f"query must be (batch, height, width, heads, size), none of the last four 0: got {tuple(query.shape)}"

@@ -100,10 +100,13 @@ def _mask(down: Tiling, across: Tiling, bias: Tensor | None, like: Tensor) -> Te
 def _fused_kernels_serve(*tensors: Tensor | None) -> bool:
     """Whether only values are wanted: no derivative of any kind, and no transform of `torch.func` under way."""
     given = [tensor for tensor in tensors if tensor is not None]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
-        return False
+    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)) and not transformed(*given)
+
+
+def transformed(*tensors: Tensor | None) -> bool:
+    """Whether a transform of `torch.func` or forward-mode differentiation is under way, which kernels know nothing of."""
     if torch.compiler.is_compiling():
-        return True
-    if torch._C._are_functorch_transforms_active():
         return False
-    return all(forward_ad.unpack_dual(tensor).tangent is None for tensor in given)
+    if torch._C._are_functorch_transforms_active():
+        return True
+    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors if tensor is not None)

@@ -1,0 +1,144 @@
+"""The Triton kernels against the definition: in Triton's interpreter without a GPU, compiled with one."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from spatially.nn.regular_attention import BORDERS, regular_attention
+from spatially.nn.regular_attention.field import Field
+
+pytest.importorskip("triton")
+from spatially.nn.regular_attention import operations
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(DEVICE, dtype).requires_grad_()
+
+
+def relative(measured: Tensor, expected: Tensor) -> float:
+    """Relative error; a gradient that is 0, or all but, is compared with the unit size of the inputs."""
+    measured, expected = measured.detach().double(), expected.detach()
+    return float((measured - expected).norm() / max(expected.norm(), 0.1 * expected.numel() ** 0.5))
+
+
+def compare(shape: tuple[int, ...], *, window: int, border: str, biased: bool, dtype: torch.dtype) -> list[float]:
+    """Relative errors of the output and of every gradient, against the reference in float64."""
+    inputs = [draw(*shape, dtype=dtype, seed=seed) for seed in range(3)]
+    inputs += [draw(shape[3], window, window, seed=3)] if biased else []
+    slope = draw(*shape, dtype=dtype, seed=4).detach()
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    results = []
+    for tensors, backend in ((inputs, "triton"), (exact, "reference")):
+        out = regular_attention(
+            *tensors[:3], window=window, border=border, bias=tensors[3] if biased else None, backend=backend
+        )
+        results.append([out, *torch.autograd.grad(out, tensors, slope.to(out.dtype))])
+    return [relative(*pair) for pair in zip(*results, strict=True)]
+
+
+@pytest.mark.parametrize("border", BORDERS)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("window", [3, 7])
+def test_values_and_gradients(border, biased, window):
+    assert max(compare((1, 5, 9, 2, 16), window=window, border=border, biased=biased, dtype=torch.float32)) < 1e-5
+
+
+@pytest.mark.parametrize(("window", "size"), [(5, 24), (9, 16), (13, 40)])
+def test_other_windows_and_sizes(window, size):
+    assert max(compare((1, 4, 6, 1, size), window=window, border="mask", biased=True, dtype=torch.float32)) < 1e-5
+
+
+def test_half_precision():  # bfloat16, which the interpreter's NumPy does not have, is among the tests on the GPU
+    assert max(compare((1, 6, 7, 2, 16), window=3, border="mask", biased=True, dtype=torch.float16)) < 1e-3
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    height=st.integers(1, 9),
+    width=st.integers(1, 19),
+    window=st.sampled_from([3, 5, 7]),
+    border=st.sampled_from(BORDERS),
+    biased=st.booleans(),
+)
+def test_any_grid(height, width, window, border, biased):
+    assert (
+        max(compare((1, height, width, 1, 16), window=window, border=border, biased=biased, dtype=torch.float32)) < 1e-5
+    )
+
+
+@pytest.mark.parametrize("form", [1, 2])
+def test_packed_projections_give_packed_gradients(form):
+    query, key, value = (draw(2, 5, 9, 2, 16, seed=seed) for seed in range(3))
+    with torch.no_grad():
+        parts = [torch.stack([query, key, value], 3)] if form == 1 else [torch.stack([query, value], 3), key.clone()]
+    parts = [part.requires_grad_() for part in parts]
+    packed = operations.attend_packed(parts, rows=Field(5, 3, "mask"), bias=None, scale=0.25)
+    apart = regular_attention(query, key, value, window=3, backend="tiled")
+    torch.testing.assert_close(packed, apart)
+    packed.square().sum().backward()
+    apart.square().sum().backward()
+    gradients = operations.unpack([part.grad for part in parts])
+    for measured, tensor in zip(gradients, (query, key, value), strict=True):
+        torch.testing.assert_close(measured, tensor.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_second_derivatives_come_from_the_tiled_path():
+    inputs = [draw(1, 4, 5, 1, 16, seed=seed) for seed in range(3)] + [draw(1, 3, 3, seed=3)]
+    results = []
+    for backend in ("triton", "tiled"):
+        out = regular_attention(*inputs[:3], window=3, bias=inputs[3], backend=backend)
+        first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+        results.append(torch.autograd.grad(sum(one.square().sum() for one in first), inputs))
+    for measured, expected in zip(*results, strict=True):
+        torch.testing.assert_close(measured, expected, atol=1e-4, rtol=1e-3)
+
+
+def test_registered_as_an_operation():
+    inputs = [draw(1, 3, 4, 1, 16, seed=seed) for seed in range(3)]
+    torch.library.opcheck(
+        torch.ops.spatially.regular_attention.default,
+        (inputs, draw(1, 3, 3), 3, "mask", 0.25),
+        test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
+    )
+
+
+def test_counted_operations():
+    inputs = [draw(2, 3, 4, 2, 16, seed=seed) for seed in range(3)]
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        regular_attention(*inputs, window=3, backend="triton").sum().backward()
+    assert counter.get_total_flops() == (2 + 5) * 2 * (2 * 3 * 4 * 2) * 16 * 9
+
+
+def test_no_images_and_what_it_does_not_take():
+    empty = [draw(0, 4, 4, 1, 16) for _ in range(3)]
+    assert regular_attention(*empty, window=3, backend="triton").shape == (0, 4, 4, 1, 16)
+    with pytest.raises(ValueError, match="backend='triton' takes half and single precision and windows up to 13"):
+        regular_attention(*(tensor.double() for tensor in empty), window=3, backend="triton")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs CUDA")
+@pytest.mark.parametrize("border", BORDERS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_on_the_gpu(border, dtype):
+    tolerance = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float32: 1e-5}[dtype]
+    for window, size in ((3, 16), (7, 32), (13, 128)):
+        errors = compare((2, 15, 22, 2, size), window=window, border=border, biased=True, dtype=dtype)
+        assert max(errors) < tolerance, (window, size, errors)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs CUDA")
+def test_same_bits_again():
+    inputs = [draw(4, 28, 28, 6, 32, dtype=torch.bfloat16, seed=seed) for seed in range(3)] + [draw(6, 7, 7, seed=3)]
+    runs = []
+    for _ in range(3):
+        out = regular_attention(*inputs[:3], window=7, bias=inputs[3])
+        runs.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    for other in runs[1:]:
+        assert all(torch.equal(one, again) for one, again in zip(runs[0], other, strict=True))
