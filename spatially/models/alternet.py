@@ -29,12 +29,13 @@ from torch import Tensor, nn
 
 from spatially.errors import UserError, unknown
 from spatially.models.checkpointing import checkpoint_blocks
-from spatially.models.registry import check_images, register
+from spatially.models.registry import check_images, dtype_of, register
 from spatially.models.weights import StateDict, unwrap
 from spatially.nn.local_window_attention import LocalWindowAttention
 from spatially.nn.resize import resize
 
 STEMS = ("imagenet", "cifar")
+POOLS = ("avg", "max", "avgmax", "catavgmax", "")
 EXPANSION = 4  # of a bottleneck: the residual stream has four times its channels
 
 
@@ -147,6 +148,7 @@ class AlterNet(nn.Module):
     ) -> None:
         super().__init__()
         _check(depths=depths, attention_depths=attention_depths, widths=widths, heads=heads, stem=stem)
+        _check_head(num_classes, global_pool)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         attention: dict[str, Any] = {
             "head_dim": head_dim,
@@ -245,6 +247,7 @@ class AlterNet(nn.Module):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new last layer, where the old one was and in its type."""
+        _check_head(num_classes, self.head.global_pool.pool_type if global_pool is None else global_pool)
         self.num_classes = num_classes
         like = next(self.stem.parameters())  # a head without classes has no parameter to ask
         self.head.reset(num_classes, global_pool, device=like.device, dtype=like.dtype)
@@ -263,7 +266,7 @@ class AlterNet(nn.Module):
         return {"stem": r"^stem", "blocks": blocks}
 
     def _start(self, images: Tensor) -> Tensor:
-        check_images(images, channels=self.in_chans)
+        check_images(images, channels=self.in_chans, dtype=dtype_of(self.stem))
         for side in images.shape[-2:]:
             index(side)  # a compiled graph is for one size: free ones make windows of symbols, and minutes of compiling
         return self.stem(images)
@@ -301,6 +304,13 @@ def _check(*, stem: str, **stages: Sequence[int]) -> None:
                 "depths must be 1 or more, and attention_depths at most half of them, as a convolution block precedes each "
                 f"attention block: got {tuple(stages['depths'])} and {tuple(stages['attention_depths'])}"
             )
+
+
+def _check_head(num_classes: int, global_pool: str) -> None:
+    if global_pool not in POOLS:
+        raise UserError(f"global_pool must be one of {', '.join(map(repr, POOLS))}: got {global_pool!r}")
+    if num_classes > 0 and not global_pool:
+        raise UserError(f"global_pool must not be '' with classes, it needs num_classes=0: got {num_classes} classes")
 
 
 # The authors' names of weights, inside a block unless they begin with ^.

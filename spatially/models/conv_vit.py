@@ -15,7 +15,6 @@ with key 0 and value 0, like a padded convolution; "shift" slides the square inw
 
 import re
 from functools import partial
-from math import isqrt
 from typing import Any, Literal
 
 import torch
@@ -26,7 +25,8 @@ from torch import Tensor, nn
 from spatially.errors import UserError, unknown
 from spatially.models.registry import register
 from spatially.models.vit import Attention, ColumnarTransformer, Shared, fit_patches
-from spatially.models.weights import StateDict, unwrap
+from spatially.models.weights import StateDict, token_grid, unwrap
+from spatially.nn.check import odd
 from spatially.nn.regular_attention import BORDERS, regular_attention
 from spatially.nn.relative_position import Grid
 
@@ -36,11 +36,9 @@ class LocalAttention(Attention):
 
     def __init__(self, dim: int, num_heads: int, *, window: int, border: str = "mask", **options: Any) -> None:
         super().__init__(dim, num_heads, **options)
-        if window < 1 or window % 2 == 0:
-            raise UserError(f"window must be odd and positive: got {window}")
         if border not in BORDERS:
             raise unknown("border", border, BORDERS)
-        self.window, self.border = window, border
+        self.window, self.border = odd("window", window), border
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared = None) -> Tensor:
         """From and to (batch, height, width, heads, channels of a head)."""
@@ -100,7 +98,11 @@ class ConvolutionalTransformer(ColumnarTransformer):
 
 
 def checkpoint_filter(state_dict: StateDict, model: nn.Module) -> StateDict:
-    """Weights of timm's plain ViTs, of the authors' `ConViT`, or ours; the class token and its position fall away."""
+    """Weights of timm's plain ViTs, of the authors' `ConViT`, or ours; the class token and its position fall away.
+
+    Positions are resized from the grid that `weights.token_grid` takes them to be of: 36 of them are those of a 6×6 grid,
+    also for a model of 4×9.
+    """
     weights = unwrap(state_dict)
     if "embedding.2.pos_embedding" in weights:
         weights = _rename(weights)
@@ -121,15 +123,11 @@ def checkpoint_filter(state_dict: StateDict, model: nn.Module) -> StateDict:
 
 def _fit_positions(positions: Tensor, grid: Grid, *, prefix: int) -> Tensor:
     """(1, tokens, channels) for another grid; the first `prefix` tokens may or may not have a position."""
-    tokens, wanted = positions.shape[1], grid[0] * grid[1]
-    if wanted in (tokens, tokens - prefix):
-        return positions[:, tokens - wanted :]
-    for count in (tokens - prefix, tokens):
-        side = isqrt(count)
-        if side**2 == count:
-            old = [side, side]
-            return resample_abs_pos_embed(positions[:, tokens - count :], list(grid), old, num_prefix_tokens=0)
-    raise UserError(f"{tokens} positions are of no square grid: build the model with the img_size of the weights")
+    before, source = token_grid(positions.shape[1], grid, prefix=prefix)
+    positions = positions[:, before:]
+    if source == grid:
+        return positions
+    return resample_abs_pos_embed(positions, list(grid), list(source), num_prefix_tokens=0)
 
 
 _AUTHORS = (

@@ -26,7 +26,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from spatially.errors import UserError, unknown
-from spatially.models.registry import check_images, register
+from spatially.models.registry import check_images, dtype_of, register
 from spatially.models.weights import StateDict, unwrap
 from spatially.nn.resize import resize
 from spatially.nn.token_pool import Grid, TokenPool, pool_steps, token_map
@@ -161,7 +161,8 @@ class PoolingTransformer(nn.Module):
         return self.norm(tokens)
 
     def _embed(self, images: Tensor) -> tuple[Tensor, Grid]:
-        check_images(images, channels=self.in_chans, smallest=self.patch_size)
+        dtype = dtype_of(self.patch_embed)
+        check_images(images, channels=self.in_chans, smallest=self.patch_size, dtype=dtype)
         patches = self.patch_embed(images)
         grid = (patches.shape[-2], patches.shape[-1])
         patches = self.pos_drop(patches + resize(self.pos_embed, grid, antialias=True))
@@ -210,9 +211,10 @@ class PoolingTransformer(nn.Module):
         """Leave out the stages behind the last one that is wanted."""
         chosen, last = feature_take_indices(len(self.transformers), indices)
         self.transformers = self.transformers[: last + 1]
-        if prune_norm:
+        narrower = self.feature_info[last]["num_chs"] != self.num_features  # than the norm and the head
+        if prune_norm or narrower:
             self.norm = nn.Identity()
-        if prune_head:
+        if prune_head or narrower:
             self.reset_classifier(0, "")
         return chosen
 

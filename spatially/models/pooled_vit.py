@@ -18,43 +18,59 @@ Both start from the same draws (`weight_init="vit"`). Both give three maps, afte
 pools, 16 throughout without.
 """
 
-import math
 import re
 
 import torch
 from torch import Tensor, nn
 
+from spatially.errors import UserError
 from spatially.models import pit
 from spatially.models.registry import register
-from spatially.models.weights import StateDict, unwrap
+from spatially.models.weights import Grid, StateDict, token_grid, unwrap
 
 DEPTHS = (2, 6, 4)
 
 
 def checkpoint_filter(state_dict: StateDict, model: nn.Module) -> StateDict:
-    """Weights of timm's and the authors' ViT and DeiT (one list of blocks, positions as tokens), or ours, for `model`."""
+    """Weights of timm's and the authors' ViT and DeiT (one list of blocks, positions as tokens), or ours, for `model`.
+
+    Positions are resized from the grid that `weights.token_grid` takes them to be of.
+    """
     state_dict = unwrap(state_dict)
     if "patch_embed.proj.weight" not in state_dict:
         return pit.checkpoint_filter(state_dict, model)
-    places = [f"transformers.{stage}.blocks.{block}." for stage, depth in enumerate(DEPTHS) for block in range(depth)]
+    depths = [len(stage.blocks) for stage in model.transformers]  # type: ignore[union-attr]
+    places = [f"transformers.{stage}.blocks.{block}." for stage, depth in enumerate(depths) for block in range(depth)]
+    _check(state_dict, blocks=len(places))
     result = {}
     for name, value in state_dict.items():
         name = re.sub(r"^blocks\.(\d+)\.", lambda match: places[int(match[1])], name)
         result[name.replace("patch_embed.proj.", "patch_embed.conv.")] = value
     if "dist_token" in result:
         result["cls_token"] = torch.cat((result["cls_token"], result.pop("dist_token")), dim=1)
-    prefix, result["pos_embed"] = _split(result["pos_embed"], prefix=result["cls_token"].shape[1])
+    height, width = model.get_parameter("pos_embed").shape[-2:]
+    prefix, result["pos_embed"] = _split(result["pos_embed"], (height, width), prefix=result["cls_token"].shape[1])
     # Positions for the patches alone (DeiT-III, big_vision): the class token's is zero.
     result["cls_pos_embed"] = torch.zeros_like(result["cls_token"]) if prefix is None else prefix
     return pit.checkpoint_filter(result, model)
 
 
-def _split(positions: Tensor, *, prefix: int) -> tuple[Tensor | None, Tensor]:
-    """Positions as tokens, (1, tokens, channels), to those of the prefix tokens and a square map of the others."""
-    count = positions.shape[1]
-    before = 0 if math.isqrt(count) ** 2 == count else prefix
-    side = math.isqrt(count - before)
-    table = positions[:, before:].transpose(1, 2).unflatten(2, (side, side)).contiguous()
+def _check(weights: StateDict, *, blocks: int) -> None:
+    """What has no place in these models, said before a name is missed."""
+    numbers = {int(match[1]) for name in weights if (match := re.match(r"blocks\.(\d+)\.", name))}
+    if numbers != set(range(blocks)):
+        raise UserError(f"weights must have {blocks} blocks for this model: got {len(numbers)}")
+    if "reg_token" in weights or "register_tokens" in weights:
+        raise UserError("weights must be without register tokens: this model has a class token alone")
+    for name in ("cls_token", "pos_embed"):
+        if name not in weights:
+            raise UserError(f"weights must have {name}: this model reads a class token and adds positions")
+
+
+def _split(positions: Tensor, grid: Grid, *, prefix: int) -> tuple[Tensor | None, Tensor]:
+    """Positions as tokens, (1, tokens, channels), to those of the prefix tokens and a map of the others."""
+    before, source = token_grid(positions.shape[1], grid, prefix=prefix)
+    table = positions[:, before:].transpose(1, 2).unflatten(2, source).contiguous()
     return (positions[:, :before] if before else None), table
 
 

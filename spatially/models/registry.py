@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
@@ -96,12 +97,31 @@ def _configuration(**changes: Any) -> dict[str, Any]:
     }
 
 
-def check_images(images: Tensor, *, channels: int, smallest: int = 1, multiple: int = 1) -> None:
-    """A clear error for a batch that the architecture cannot take: sides below `smallest` or no `multiple`."""
+def dtype_of(module: nn.Module) -> torch.dtype | None:
+    """Of a module's first weight; None without any."""
+    first = next(module.parameters(), None)
+    return None if first is None else first.dtype
+
+
+def check_images(
+    images: Tensor, *, channels: int, smallest: int = 1, multiple: int = 1, dtype: torch.dtype | None = None
+) -> None:
+    """A clear error for a batch that the architecture cannot take: sides below `smallest` or no `multiple`, another dtype.
+
+    `dtype` is that of the weights which meet the images first; under autocast any floating point will do.
+    """
     if images.ndim != 4 or images.shape[1] != channels:
         raise UserError(f"images must be (batch, {channels}, height, width): got {tuple(images.shape)}")
+    if not images.is_floating_point():
+        raise UserError(f"images must be of a floating-point dtype: got {images.dtype}")
+    if dtype is not None and dtype.is_floating_point and images.dtype != dtype and not _autocast(images.device.type):
+        raise UserError(f"images must be {dtype} like the model's weights: got {images.dtype}")
     height, width = images.shape[-2:]
     if min(height, width) < smallest:
         raise UserError(f"images must be at least {smallest} pixels high and wide: got {height}×{width}")
     if height % multiple or width % multiple:
         raise UserError(f"images must have sides that are multiples of {multiple}: got {height}×{width}")
+
+
+def _autocast(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)

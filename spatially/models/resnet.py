@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from spatially.errors import UserError
 from spatially.models.checkpointing import checkpoint_blocks
-from spatially.models.registry import check_images, register
+from spatially.models.registry import check_images, dtype_of, register
 from spatially.models.weights import StateDict, unwrap
 
 Indices = int | Sequence[int] | None
@@ -98,7 +98,7 @@ class FlatResNet(nn.Module):
 
     def forward_features(self, images: Tensor) -> Tensor:
         """The last map: (batch, 4·base_width, height/16, width/16), rounded up."""
-        check_images(images, channels=self.in_chans)
+        check_images(images, channels=self.in_chans, dtype=dtype_of(self.stem))
         features = self.stem(images)
         for name in self.stages:
             features = self._stage(name, features)
@@ -127,7 +127,7 @@ class FlatResNet(nn.Module):
         """Maps of the stem (0) and the stages (1, …), and the last map; there is no final norm for `norm` to apply."""
         if output_fmt != "NCHW":
             raise UserError(f"output_fmt must be 'NCHW': got {output_fmt!r}")
-        check_images(images, channels=self.in_chans)
+        check_images(images, channels=self.in_chans, dtype=dtype_of(self.stem))
         chosen, last = feature_take_indices(len(self.stages) + 1, indices)
         features = self.stem(images)
         maps = [features] if 0 in chosen else []

@@ -37,8 +37,9 @@ from timm.models._manipulate import checkpoint
 from torch import Tensor, nn
 
 from spatially.errors import UserError
-from spatially.models.registry import check_images, register
-from spatially.models.weights import StateDict, unwrap
+from spatially.models.registry import check_images, dtype_of, register
+from spatially.models.weights import StateDict, source_grid, unwrap
+from spatially.nn.check import odd, whole
 from spatially.nn.conv_projection import PARTS, ConvProjection
 from spatially.nn.gaussian_bias import GaussianBias, Grid
 from spatially.nn.regular_attention import regular_attention
@@ -70,7 +71,7 @@ class RegularSelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.window_size = window_size
+        self.window_size = odd("window_size", window_size)
         self.border = border
         self.gaussian_bias = gaussian_bias
         self.qkv = projection(dim, convolved=convolved, depthwise=depthwise, bias=qkv_bias, device=device, dtype=dtype)
@@ -324,17 +325,21 @@ class SwinTransformer(nn.Module):
             if number in chosen:
                 normed = self.norm(x) if norm and number == len(self.layers) - 1 else x
                 maps.append(normed.permute(0, 3, 1, 2))
-        return maps if intermediates_only else (self.norm(x), maps)
+        if intermediates_only:
+            return maps
+        # An early stop leaves no last map to normalise: the norm is as wide as the last stage.
+        return self.norm(x) if number + 1 == len(self.layers) else x, maps
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop what the chosen stages' maps do not need; the stages that are left to choose from."""
         chosen, last = feature_take_indices(len(self.layers), indices)
+        fewer = last + 1 < len(self.layers)  # norm and head are as wide as the last stage
         self.layers = self.layers[: last + 1]
-        if prune_norm:
+        if prune_norm or fewer:
             self.norm = nn.Identity()
-        if prune_head:
+        if prune_head or fewer:
             self.reset_classifier(0, "")
         return chosen
 
@@ -368,7 +373,8 @@ class SwinTransformer(nn.Module):
         return {"stem": r"^patch_embed", "blocks": r"^layers\.(\d+)" if coarse else fine}
 
     def _embed(self, images: Tensor) -> Tensor:
-        check_images(images, channels=self.in_chans, smallest=self.patch_size, multiple=self.patch_size)
+        size, dtype = self.patch_size, dtype_of(self.patch_embed)
+        check_images(images, channels=self.in_chans, smallest=size, multiple=size, dtype=dtype)
         return self.patch_embed(images)
 
 
@@ -396,12 +402,14 @@ def _check_options(
         raise UserError("depthwise needs a convolution: choose convolved='query', 'key' or 'value'")
     if border not in ("mask", "zero", "shift"):
         raise UserError(f"border must be 'mask', 'zero' or 'shift': got {border!r}")
-    height, width = to_2tuple(window_size)
-    if min(height, width) < 1:
-        raise UserError(f"window_size must be positive: got {window_size}")
+    sides = to_2tuple(window_size)
+    if len(sides) != 2:
+        raise UserError(f"window_size must be one number or two: got {window_size}")
+    for side in sides:
+        (whole if attention == "window" else odd)("window_size", side)
     if attention == "window":
         return
-    if height != width or height % 2 == 0:
+    if sides[0] != sides[1]:
         raise UserError(f"window_size must be one odd number with attention='regular': got {window_size}")
     if position_table:
         raise UserError("position_table is for attention='window': a regular field has none")
@@ -427,9 +435,11 @@ def _check_head(num_classes: int, global_pool: str) -> None:
 def checkpoint_filter(state_dict: StateDict, model: nn.Module) -> StateDict:
     """Weights of timm's Swin, of the authors' (Liu et al.) and of this family, as `model` names and shapes them.
 
-    A table that the model does not have is dropped, one of another window resized. A linear projection becomes the centre
-    of a dense convolution, so that the layer computes the same; a depth-wise one has no place for it and keeps its
-    initial values, with a warning. A Gaussian bias that the weights do not know keeps its initial values.
+    A table that the model does not have is dropped, one of another window resized. Its number of rows tells the window:
+    a square one if that has so many, else the model's own (`weights.source_grid`); so a table of 7×2 windows is not told
+    from one of 2×7, and weights of a wide image must not be given to a model for a tall one. A linear projection
+    becomes the centre of a dense convolution, so that the layer computes the same; a depth-wise one has no place for it and
+    keeps its initial values, with a warning. A Gaussian bias that the weights do not know keeps its initial values.
     """
     own = model.state_dict()
     modules = dict(model.named_modules())
@@ -440,7 +450,7 @@ def checkpoint_filter(state_dict: StateDict, model: nn.Module) -> StateDict:
         target = modules.get(parent)
         if last == "relative_position_bias_table":
             if name in own:
-                result[name] = _resized_table(name, value, own[name].shape, modules[parent].window_size)
+                result[name] = _resized_table(name, value, modules[parent].window_size)
         elif isinstance(target, ConvProjection):
             fitted = _split_projection(value, target)
             result |= {f"{parent}.{part}.{last}": tensor for part, tensor in fitted.items()}
@@ -473,15 +483,15 @@ def _timm_names(state_dict: StateDict) -> StateDict:
     return {rename(name): value for name, value in state_dict.items() if not name.endswith(computed)}
 
 
-def _resized_table(name: str, table: Tensor, shape: torch.Size, window: Grid) -> Tensor:
+def _resized_table(name: str, table: Tensor, window: Grid) -> Tensor:
     """Bicubic in the plane of offsets, as the authors of Swin resize theirs."""
-    if table.shape == shape:
-        return table
-    side = round(len(table) ** 0.5)
-    if side**2 != len(table):
+    plane = (2 * window[0] - 1, 2 * window[1] - 1)
+    source = source_grid(len(table), plane)
+    if source is None:
         raise UserError(f"{name} must come from a square window to be resized: got {len(table)} rows")
-    plane = resize(table.t().reshape(-1, side, side), (2 * window[0] - 1, 2 * window[1] - 1))
-    return plane.flatten(1).t().contiguous()
+    if source == plane:
+        return table
+    return resize(table.t().reshape(-1, *source), plane).flatten(1).t().contiguous()
 
 
 def _split_projection(packed: Tensor, target: ConvProjection) -> StateDict:

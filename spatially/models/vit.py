@@ -14,7 +14,6 @@ whose sides are multiples of the patch. Tokens are (batch, height·width, channe
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import isqrt
 from typing import Any, Literal
 
 import torch
@@ -35,8 +34,9 @@ from timm.models._manipulate import checkpoint
 from torch import Tensor, nn
 
 from spatially.errors import UserError, unknown
-from spatially.models.registry import check_images, register
-from spatially.models.weights import StateDict, unwrap
+from spatially.models.registry import check_images, dtype_of, register
+from spatially.models.weights import StateDict, source_grid, unwrap
+from spatially.nn.check import whole
 from spatially.nn.gaussian_bias import GaussianBias
 from spatially.nn.relative_position import Grid, RelPosBias, RelPosMlp, pairs, resize_table
 from spatially.nn.resize import resize
@@ -209,6 +209,7 @@ class ColumnarTransformer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        whole("depth", depth)
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_classes, self.in_chans, self.global_pool = num_classes, in_chans, _pool(global_pool)
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
@@ -278,7 +279,8 @@ class ColumnarTransformer(nn.Module):
         self.head = self._new_head().train(self.training)
 
     def _embed(self, images: Tensor) -> tuple[Tensor, Grid, Shared]:
-        check_images(images, channels=self.in_chans, smallest=self.patch_size, multiple=self.patch_size)
+        size, dtype = self.patch_size, dtype_of(self.patch_embed)
+        check_images(images, channels=self.in_chans, smallest=size, multiple=size, dtype=dtype)
         grid = (images.shape[-2] // self.patch_size, images.shape[-1] // self.patch_size)
         # Contiguous once, or every normalisation of the stream would make its own copy.
         x = self.patch_embed(images).contiguous()
@@ -397,7 +399,11 @@ def fit_patches(state_dict: StateDict, model: nn.Module) -> None:
 
 
 def checkpoint_filter(state_dict: StateDict, model: nn.Module) -> StateDict:
-    """timm's weights, or ours: tables are resized to the model's grid, a Gaussian that they lack stays as it is."""
+    """timm's weights, or ours: tables are resized to the model's grid, a Gaussian that they lack stays as it is.
+
+    A table whose number of rows a square grid has is taken for that grid's, also where it fits the model's own, which is
+    not square (8×8 and 5×13 both have 225): see `weights.source_grid`.
+    """
     weights = unwrap(state_dict)
     fit_patches(weights, model)
     for name in list(weights):
@@ -412,15 +418,15 @@ def checkpoint_filter(state_dict: StateDict, model: nn.Module) -> StateDict:
 
 
 def _fit_table(table: Tensor, grid: Grid) -> Tensor:
-    count = (2 * grid[0] - 1) * (2 * grid[1] - 1)
-    if len(table) == count:
-        return table
-    side = isqrt(len(table))
-    if side**2 != len(table):
+    plane = (2 * grid[0] - 1, 2 * grid[1] - 1)
+    source = source_grid(len(table), plane)
+    if source is None:
         raise UserError(
             f"a position table of {len(table)} rows is of no square grid: build the model with its img_size"
         )
-    return resize_table(table.mT.reshape(-1, side, side), grid).flatten(1).mT.contiguous()
+    if source == plane:
+        return table
+    return resize_table(table.mT.reshape(-1, *source), grid).flatten(1).mT.contiguous()
 
 
 _SIZES = {"small": (384, 6), "medium": (512, 8), "base": (768, 12)}

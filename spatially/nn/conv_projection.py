@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spatially.errors import UserError
+from spatially.nn.check import odd, shaped
 
 Convolved = Literal["query", "key", "value"]
 PARTS = get_args(Convolved)
@@ -46,8 +47,7 @@ class ConvProjection(nn.Module):
         super().__init__()
         if convolved not in PARTS:
             raise UserError(f"convolved must be one of {', '.join(PARTS)}: got {convolved!r}")
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise UserError(f"kernel_size must be odd and positive: got {kernel_size}")
+        odd("kernel_size", kernel_size)
         self.dim = dim
         self.convolved = convolved
         self.depthwise = depthwise
@@ -71,6 +71,7 @@ class ConvProjection(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value; the two linear ones are views of one tensor."""
+        shaped("x", x, f"batch, height, width, {self.dim}", axis=-1, size=self.dim)
         first, second = self.linear(x).unflatten(-1, (2, self.dim)).unbind(-2)
         return self._in_order(self._convolve(x), first, second)
 

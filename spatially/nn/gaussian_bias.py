@@ -12,11 +12,14 @@ added to the attention logits beside whatever bias the layer has. One learnable 
 [1.0, 0.980199, 0.001159]
 """
 
+from math import isfinite
+
 import torch
 from torch import Tensor, nn
 
 from spatially.errors import UserError
-from spatially.nn.relative_position import Grid, pairs
+from spatially.nn.check import odd
+from spatially.nn.relative_position import Grid, check_sides, pairs
 
 
 class GaussianBias(nn.Module):
@@ -35,6 +38,9 @@ class GaussianBias(nn.Module):
         super().__init__()
         if heads < 1:
             raise UserError(f"heads must be at least 1: got {heads}")
+        for name, value in (("amplitude", amplitude), ("sigma", sigma)):
+            if not isfinite(value):
+                raise UserError(f"{name} must be finite: got {value}")
         if sigma == 0:
             raise UserError("sigma must not be 0: the bias divides by its square")
         self.starts = (amplitude, sigma)
@@ -54,6 +60,7 @@ class GaussianBias(nn.Module):
 
     def share(self, grid: Grid) -> Tensor:
         """Δx² + Δy² of all offsets, which depend on the grid alone: (2·height − 1, 2·width − 1)."""
+        check_sides(grid)
         # Half precision has no room for the squares of large offsets: at least single here, rounded once at the end.
         accurate = torch.promote_types(self.sigma.dtype, torch.float32)
         rows, columns = (
@@ -69,9 +76,7 @@ class GaussianBias(nn.Module):
 
     def square(self, window: int) -> Tensor:
         """The bias of the `window`×`window` square around a query, for `regular_attention`: (heads or 1, window, window)."""
-        if window < 1 or window % 2 == 0:
-            raise UserError(f"window must be odd and positive: got {window}")
-        reach = window // 2 + 1
+        reach = odd("window", window) // 2 + 1
         return self.table((reach, reach))
 
     def extra_repr(self) -> str:

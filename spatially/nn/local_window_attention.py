@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spatially.errors import UserError
+from spatially.nn.check import shaped
 
 Grid = tuple[int, int]
 
@@ -56,6 +57,8 @@ class LocalWindowAttention(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """Attention of every window, as a map."""
+        features = self.qkv.in_features
+        shaped("maps", maps, f"batch, {features}, height, width", axis=1, size=features)
         height, width = maps.shape[-2:]
         size = (min(self.window, height), min(self.window, width))
         count = (-(-height // size[0]), -(-width // size[1]))
@@ -69,7 +72,7 @@ class LocalWindowAttention(nn.Module):
         tokens = maps.unflatten(3, (count[1], size[1])).unflatten(2, (count[0], size[0])).permute(0, 2, 4, 3, 5, 1)
         tokens = self._attend(tokens.flatten(3, 4).flatten(0, 2), bias)
         # Rows of channels stay together in memory: the residual sum that follows keeps the layout of its own stream.
-        out = tokens.reshape(-1, *count, *size, tokens.shape[-1]).transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        out = tokens.reshape(maps.shape[0], *count, *size, tokens.shape[-1]).transpose(2, 3).flatten(3, 4).flatten(1, 2)
         return out[:, :height, :width].permute(0, 3, 1, 2)
 
     def bias(self, size: Grid) -> Tensor:

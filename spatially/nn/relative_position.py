@@ -67,6 +67,7 @@ class RelPosBias(nn.Module):
 
     def table(self, grid: Grid, *, shared: Tensor | None = None) -> Tensor:
         """The value of every offset of a grid: (heads, 2·height − 1, 2·width − 1)."""
+        check_sides(grid)
         rows, columns = (2 * side - 1 for side in self.grid)
         return resize_table(self.relative_position_bias_table.mT.reshape(self.heads, rows, columns), grid)
 
@@ -96,6 +97,7 @@ class RelPosMlp(nn.Module):
 
     def share(self, grid: Grid) -> Tensor:
         """The logarithms of all offsets, which depend on the grid alone: (2·height − 1, 2·width − 1, 2)."""
+        check_sides(grid)
         weight = self.mlp.fc1.weight
         accurate = torch.promote_types(weight.dtype, torch.float32)
 
@@ -118,6 +120,11 @@ class RelPosMlp(nn.Module):
 
 def check_grid(grid: Grid) -> Grid:
     """The grid as a pair of whole numbers."""
-    if len(grid) != 2 or min(grid) < 1:
-        raise UserError(f"grid must be two positive numbers of patches: got {grid!r}")
+    check_sides(grid)
     return int(grid[0]), int(grid[1])
+
+
+def check_sides(grid: Grid) -> None:
+    """A grid has at least one patch down and across."""
+    if len(grid) != 2 or any(side < 1 for side in grid):
+        raise UserError(f"grid must be two positive numbers of patches: got {grid!r}")

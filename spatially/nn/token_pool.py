@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from spatially.errors import UserError
+from spatially.nn.check import shaped
 
 Grid = tuple[int, int]
 
@@ -64,6 +65,8 @@ class TokenPool(nn.Module):
 
     def forward(self, tokens: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
         """Tokens (batch, prefix + height·width, in_dim) of a grid (height, width): the pooled ones and their grid."""
+        width = self.fc.in_features
+        shaped("tokens", tokens, f"batch, prefix + height·width, {width}", axis=-1, size=width)
         spatial = self.conv(token_map(tokens, grid))
         pooled = spatial.flatten(2).transpose(1, 2)
         prefix = tokens[:, : prefix_length(tokens, grid)]

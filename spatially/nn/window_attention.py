@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from timm.layers import to_2tuple, trunc_normal_
 from torch import Tensor, nn
 
+from spatially.errors import UserError
+from spatially.nn.check import whole
 from spatially.nn.conv_projection import ConvProjection
 from spatially.nn.gaussian_bias import GaussianBias, Grid
 
@@ -97,9 +99,16 @@ class WindowAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if num_heads < 1 or dim % num_heads:
+            raise UserError(f"dim must be a multiple of num_heads: got {dim} and {num_heads}")
         self.num_heads = num_heads
         self.window_size: Grid = to_2tuple(window_size)
         self.shift_size: Grid = to_2tuple(shift_size)
+        for side, shift in zip(self.window_size, self.shift_size, strict=True):
+            if not 0 <= shift < whole("window_size", side):
+                raise UserError(
+                    f"shift_size must be from 0 to below the window, {self.window_size}: got {self.shift_size}"
+                )
         self.scale = (dim // num_heads) ** -0.5
         self.relative_position_bias_table: nn.Parameter | None
         if position_table:
@@ -162,7 +171,8 @@ class WindowAttention(nn.Module):
         rows, columns = self.window_size
         across = (batch, height // rows, rows, width // columns, columns, self.num_heads, dim // self.num_heads)
         windows = x.view(across).permute(0, 1, 3, 5, 2, 4, 6)
-        return windows.reshape(batch, -1, self.num_heads, rows * columns, dim // self.num_heads)
+        count = (height // rows) * (width // columns)
+        return windows.reshape(batch, count, self.num_heads, rows * columns, dim // self.num_heads)
 
     def _map(self, attended: Tensor, grid: Grid) -> Tensor:
         down, right = fill(grid, self.window_size)
@@ -170,7 +180,7 @@ class WindowAttention(nn.Module):
         batch, dim = attended.shape[0], attended.shape[-1]
         across = (batch, (grid[0] + down) // rows, (grid[1] + right) // columns, self.num_heads, rows, columns, dim)
         x = attended.view(across).permute(0, 1, 4, 2, 5, 3, 6)
-        x = x.reshape(batch, grid[0] + down, grid[1] + right, -1)
+        x = x.reshape(batch, grid[0] + down, grid[1] + right, self.num_heads * dim)
         return x[:, : grid[0], : grid[1]] if down or right else x
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:

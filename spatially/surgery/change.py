@@ -5,8 +5,8 @@ user gets: the names of what changed, and `undo`, after which the model has the 
 same bits in the same order as before.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType, TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,6 +27,7 @@ class Edits:
 
     def __init__(self) -> None:
         self._reverts: list[Callable[[], None]] = []
+        self._checks: list[Callable[[], None]] = []
 
     def __enter__(self) -> "Edits":
         return self
@@ -57,11 +58,31 @@ class Edits:
         """Take a parameter out; the attribute reads None. It comes back to the device and dtype that `beside` has then."""
         self._set_slot(owner, owner._parameters, name, None, beside=beside)
 
-    def set_values(self, parameter: Tensor, values: Tensor) -> None:
-        """New numbers in the same parameter."""
-        before = parameter.detach().clone()
-        _write(parameter, values)
-        self._reverts.append(lambda: _write(parameter, before))
+    def set_values(self, owner: nn.Module, name: str, values: Tensor) -> None:
+        """New numbers in the same parameter; the old ones return to the one of that name then."""
+        before = owner.get_parameter(name).detach().clone()
+        _write(owner.get_parameter(name), values)
+        self._reverts.append(lambda: _write(owner.get_parameter(name), before))
+
+        def check() -> None:
+            now = owner._parameters.get(name)
+            if now is None or now.shape != before.shape:
+                came = "taken out" if now is None else f"resized to {tuple(now.shape)}"
+                raise UserError(
+                    f"{name} of {type(owner).__name__} was {came} after the change: "
+                    f"give it back its shape {tuple(before.shape)} first, as timm's set_input_size does"
+                )
+
+        self.add_check(check)
+
+    def add_check(self, check: Callable[[], None]) -> None:
+        """Call `check` before the user takes the changes back; it raises where the model would not be itself again."""
+        self._checks.append(check)
+
+    def check(self) -> None:
+        """Raise if the changes cannot be taken back now; nothing changes."""
+        for check in self._checks:
+            check()
 
     def add_hook(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         """Call `hook(module, arguments, output)` after every forward of the module."""
@@ -111,8 +132,14 @@ _IN_FORCE: WeakKeyDictionary[nn.Module, list["_Token"]] = WeakKeyDictionary()
 
 
 class _Token:
-    def __init__(self, operation: str) -> None:
+    def __init__(self, operation: str, options: Mapping[str, Any]) -> None:
         self.operation = operation
+        self.options = options
+
+
+def options_in_force(module: nn.Module, operation: str) -> list[Mapping[str, Any]]:
+    """The `options` of every change of that kind in force on a network that has the module, oldest first."""
+    return [token.options for token in _IN_FORCE.get(module, ()) if token.operation == operation]
 
 
 class Change:
@@ -132,35 +159,39 @@ class Change:
         edits: Edits,
         changed: Sequence[str],
         trunks: Iterable[nn.Module],
+        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.model = module_of(given)
         self.operation = operation
         self.changed = tuple(changed)
         self._given = given
         self._edits: Edits | None = edits
-        self._token = _Token(operation)
-        self._trunks = list(trunks) if self.changed else []
-        for trunk in self._trunks:
-            _IN_FORCE.setdefault(trunk, []).append(self._token)
+        self._token = _Token(operation, options)
+        # All modules are told: a stage of this network may be given alone next time.
+        self._modules = [module for trunk in trunks for module in trunk.modules()] if self.changed else []
+        for module in self._modules:
+            _IN_FORCE.setdefault(module, []).append(self._token)
         _tell(given)
 
     def undo(self) -> None:
         """Give the model back its own modules, parameters and values, bit for bit. Twice is once.
 
-        Changes of one network are undone last first: anything else is a `UserError`.
+        Changes of one network are undone last first: anything else is a `UserError`, as is a network that was resized
+        after the change so that what was there does not fit. Nothing is undone then.
         """
         if self._edits is None:
             return
-        for trunk in self._trunks:
-            last = _IN_FORCE[trunk][-1]
+        for module in self._modules:
+            last = _IN_FORCE[module][-1]
             if last is not self._token:
                 raise UserError(
                     f"{self.operation} cannot be undone yet: undo {last.operation}, which came later, first"
                 )
+        self._edits.check()
         self._edits.revert()
         self._edits = None
-        for trunk in self._trunks:
-            _IN_FORCE[trunk].pop()
+        for module in self._modules:
+            _IN_FORCE[module].pop()
         _tell(self._given)
 
     def __enter__(self) -> "Change":

@@ -16,6 +16,7 @@ from spatially.errors import UserError, unknown
 from spatially.nn.conv_projection import PARTS, ConvProjection
 from spatially.subject import Subject
 from spatially.surgery.change import Change, Edits
+from spatially.surgery.check import flag, odd
 from spatially.surgery.hosts import WindowLayer
 from spatially.surgery.layers import drop_table, find_windows, take_kinds
 
@@ -39,8 +40,8 @@ def convolve_projection(
     """
     if which not in PARTS:
         raise unknown("projection", str(which), PARTS)
-    if kernel_size < 1 or kernel_size % 2 == 0:
-        raise UserError(f"kernel_size must be odd and positive: got {kernel_size}")
+    kernel_size = odd("kernel_size", kernel_size)
+    flag("keep_table", keep_table)
     layers = find_windows(swin, OPERATION)
     fresh = [(trunk, layer) for trunk, layer in layers if not _is_so(layer, which, kernel_size, keep_table)]
     projections = [_convolved(layer, which, kernel_size) for _, layer in fresh]

@@ -25,8 +25,9 @@ from spatially.errors import UserError
 from spatially.nn.gaussian_bias import GaussianBias
 from spatially.subject import Subject
 from spatially.surgery.change import Change, Edits, module_of
+from spatially.surgery.check import flag, number
 from spatially.surgery.grid import Grid
-from spatially.surgery.hosts import KINDS, BiasPlace, Host, find
+from spatially.surgery.hosts import SUPPORTED, BiasPlace, Host, find
 
 OPERATION = "add_gaussian_bias"
 
@@ -37,17 +38,21 @@ def add_gaussian_bias(
     """Give every self-attention layer a Gaussian bias, in place; a layer that has one keeps it.
 
     Args:
-        model: ViT, DeiT, BEiT or Swin of timm, Hugging Face, torchvision or spatially, or anything that holds one.
+        model: ViT or Swin of timm, Hugging Face, torchvision or spatially, DeiT or BEiT of timm or Hugging Face, ViT with
+            relative positions or PiT of timm or spatially, or anything that holds one.
         amplitude: where A starts.
         sigma: where σ starts, in patches.
         per_head: one (A, σ) for each head instead of one for the layer.
     """
+    amplitude, sigma = number("amplitude", amplitude), number("sigma", sigma)
+    if sigma == 0:
+        raise UserError("sigma must not be 0: the bias divides by its square")
+    flag("per_head", per_head)
     hosts = find(module_of(model))
     places = [(host, place) for host in hosts for place in host.bias_places()]
     if not places:
         raise UserError(
-            f"{type(module_of(model)).__name__} has no attention layer that takes a Gaussian bias: "
-            f"ViT, DeiT, BEiT and Swin of {KINDS} do"
+            f"{type(module_of(model)).__name__} has no attention layer that takes a Gaussian bias: {SUPPORTED} do"
         )
     _check_squares(hosts)
     fresh = [(host, place) for host, place in places if not _has_it(place, amplitude, sigma, per_head)]

@@ -13,7 +13,10 @@ def find_windows(given: nn.Module | Subject, operation: str) -> list[tuple[nn.Mo
     model = module_of(given)
     layers = [(host.trunk, layer) for host in find(model) for layer in host.window_layers()]
     if not layers:
-        raise UserError(f"{operation} needs windows of attention: Swin of {KINDS} has them, {type(model).__name__} not")
+        raise UserError(
+            f"{operation} needs windows of attention: Swin (its first version) of {KINDS} has them, "
+            f"{type(model).__name__} not"
+        )
     return layers
 
 
@@ -28,3 +31,13 @@ def drop_table(edits: Edits, layer: WindowLayer) -> None:
     """Take the position table out, if it is there."""
     if layer.table is not None:
         edits.drop_parameter(layer.table_owner, "relative_position_bias_table", beside=layer.attention)
+        edits.add_check(lambda: _check_window(layer))
+
+
+def _check_window(layer: WindowLayer) -> None:
+    now = tuple(layer.table_owner.window_size)  # type: ignore[arg-type]
+    if now != tuple(layer.window):
+        raise UserError(
+            f"{layer.name} was resized after the change, from windows of {layer.window[0]}×{layer.window[1]} to "
+            f"{now[0]}×{now[1]}, for which its table was not made: set them back first, as timm's set_input_size does"
+        )

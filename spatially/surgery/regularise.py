@@ -15,6 +15,7 @@ from spatially.errors import UserError, unknown
 from spatially.nn.regular_attention import BORDERS
 from spatially.subject import Subject
 from spatially.surgery.change import Change, Edits
+from spatially.surgery.check import flag, odd
 from spatially.surgery.hosts import WindowLayer
 from spatially.surgery.layers import drop_table, find_windows, take_kinds
 
@@ -33,15 +34,15 @@ def regularise_receptive_field(
             ``shift`` (the square slides inward).
         keep_table: keep the position tables, of which the offsets within the square remain in use.
     """
-    layers = find_windows(swin, OPERATION)
     if border not in BORDERS:
-        raise unknown("border", border, BORDERS)
+        raise unknown("border", str(border), BORDERS)
+    window = None if window is None else odd("window", window)
+    flag("keep_table", keep_table)
+    layers = find_windows(swin, OPERATION)
     if window is None:
         window = max(max(layer.window) for _, layer in layers)
         if window % 2 == 0:
             raise UserError(f"window must be given, odd: the network's own is {window}")
-    if window < 1 or window % 2 == 0:
-        raise UserError(f"window must be odd and positive: got {window}")
     for _, layer in layers:
         _check(layer, window, border, keep_table)
     fresh = [(trunk, layer) for trunk, layer in layers if layer.square is None]

@@ -273,6 +273,8 @@ def test_the_classifier_keeps_type_and_mode() -> None:
         ({"attention_depths": (0, 1, 2, 1)}, "attention_depths"),
         ({"depths": (2, 2)}, "one number a stage"),
         ({"window": 0}, "window"),
+        ({"global_pool": "x"}, "global_pool"),
+        ({"global_pool": ""}, "global_pool"),
         ({"act_layer": "rellu"}, "relu"),
     ],
 )

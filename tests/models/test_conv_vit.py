@@ -1,14 +1,18 @@
 """The convolutional ViT against timm's plain ViT, and its local attention against a mask written out."""
 
+from pathlib import Path
+
 import pytest
 import timm
 import torch
+from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from spatially.errors import UserError
 from spatially.models.conv_vit import ConvolutionalTransformer, LocalAttention, checkpoint_filter, neighbourhood
 from spatially.models.registry import CARDS
+from spatially.subject.checkpoint import load_checkpoint
 
 EXACT = {"atol": 1e-5, "rtol": 0}
 LITTLE = {"embed_dim": 32, "num_heads": 2, "depth": 2, "num_classes": 5, "img_size": 64}
@@ -178,8 +182,25 @@ def test_small_patches_of_small_images():
 
 
 def test_mistakes_are_named():
-    for options, argument in (({"window": 4}, "window"), ({"window": 3, "border": "wrap"}, "border")):
+    for options, argument in (
+        *[({"window": window}, "window must be an odd positive whole number") for window in (4, 3.0, "3", True)],
+        ({"window": 3, "border": "wrap"}, "border"),
+    ):
         with pytest.raises(UserError, match=argument):
             little(**options)
     with pytest.raises(UserError, match="img_size"):
         checkpoint_filter({"pos_embed": torch.zeros(1, 15, 32)}, little())
+
+
+def test_as_many_positions_of_a_square_are_resized_but_the_model_s_own_are_not(tmp_path: Path):
+    square, wide = little(img_size=96), little(img_size=(64, 144))  # 6×6 and 4×9
+    expected = resample_abs_pos_embed(square.pos_embed, [4, 9], [6, 6], num_prefix_tokens=0)
+    torch.testing.assert_close(checkpoint_filter(square.state_dict(), wide)["pos_embed"], expected)
+    assert torch.equal(checkpoint_filter(square.state_dict(), square)["pos_embed"], square.pos_embed)
+    torch.save(wide.state_dict(), tmp_path / "wide.pth")
+    again = ConvolutionalTransformer(**{**LITTLE, "img_size": (64, 144)})
+    load_checkpoint(again, tmp_path / "wide.pth")
+    assert torch.equal(again.pos_embed, wide.pos_embed)
+    peer = vivid(VisionTransformer(**{**LITTLE, "img_size": (64, 96)}))  # 24 and a class token: 25, which is 5×5 too
+    model = little(img_size=(64, 96))
+    assert torch.equal(checkpoint_filter(peer.state_dict(), model)["pos_embed"], peer.pos_embed[:, 1:])

@@ -182,3 +182,12 @@ def test_images_that_are_no_images() -> None:
         small()(images(15, 64))
     with pytest.raises(UserError, match=r"\(batch, 3, height, width\)"):
         small()(images(64, 64)[:, :1])
+
+
+@pytest.mark.parametrize("prune_head", [False, True])
+def test_a_pruned_model_still_runs(prune_head: bool) -> None:
+    model, given = small(), images(64, 64)
+    tokens, _ = model.forward_intermediates(given, indices=[0], stop_early=True)
+    model.prune_intermediate_layers([0], prune_head=prune_head)
+    torch.testing.assert_close(model(given), tokens)
+    torch.testing.assert_close(model.forward_features(given), tokens)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from spatially.errors import UserError
 from spatially.models.pit import PoolingTransformer
 from spatially.models.pooled_vit import checkpoint_filter
 
@@ -78,3 +79,35 @@ def test_class_position_is_not_decayed() -> None:
     layers = timm.models.group_parameters(model, model.group_matcher(), reverse=True)
     assert layers["cls_pos_embed"] == 0
     assert layers["transformers.1.blocks.3.norm1.weight"] == 1 + 2 + 3
+
+
+@pytest.mark.parametrize("no_embed_class", [False, True])
+def test_a_grid_that_is_not_square(no_embed_class: bool) -> None:
+    options = {"img_size": (64, 96), "num_classes": 5}  # 4×6 patches and a class token: 25, which is 5×5 too
+    theirs = timm.create_model("vit_tiny_patch16_224", no_embed_class=no_embed_class, **options).eval()
+    nn.init.normal_(theirs.pos_embed)
+    ours = timm.create_model("vit_tiny_unpooled", **options).eval()
+    ours.load_state_dict(checkpoint_filter(theirs.state_dict(), ours))
+    images = torch.randn(2, 3, 64, 96)
+    torch.testing.assert_close(ours(images), theirs(images), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"depth": 13}, "12 blocks.*got 13"),
+        ({"depth": 6}, "12 blocks.*got 6"),
+        ({"class_token": False, "global_pool": "avg"}, "cls_token"),
+        ({"reg_tokens": 4}, "register tokens"),
+    ],
+)
+def test_weights_that_have_no_place(options: dict[str, Any], message: str) -> None:
+    theirs = VisionTransformer(**{"img_size": 48, "embed_dim": 24, "num_heads": 2, "depth": 12, **options})
+    with pytest.raises(UserError, match=message):
+        checkpoint_filter(theirs.state_dict(), unpooled(img_size=48))
+
+
+def test_positions_of_no_known_grid() -> None:
+    weights = VisionTransformer(img_size=(32, 112), embed_dim=24, num_heads=2).state_dict()
+    with pytest.raises(UserError, match="15 positions are neither"):
+        checkpoint_filter(weights, unpooled(img_size=48))

@@ -281,6 +281,19 @@ def test_full_size_trains_and_exports(name):
         torch.testing.assert_close(program.module()(images), model(images), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "name", ["pit_tiny", "swin_tiny", "vit_small_relposmlp", "vit_tiny_conv3", "alternet_18", "resnet50_flat"]
+)
+def test_images_of_another_dtype_are_named(name):
+    model = build(name)
+    with pytest.raises(ValueError, match=r"images must be torch.float32 like the model's weights: got torch.float64"):
+        model(picture(dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"images must be of a floating-point dtype: got torch.uint8"):
+        model(torch.zeros(1, 3, *SIDE, dtype=torch.uint8))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert model(picture(dtype=torch.bfloat16)).shape == (2, 5)
+
+
 @pytest.mark.parametrize("name", ["pit_tiny", "swin_tiny_key", "vit_tiny_conv3"])
 def test_loads_as_a_subject(name):
     subject = spatially.load(name, pretrained=False)

@@ -5,6 +5,7 @@ import warnings
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from timm.optim import param_groups_layer_decay
 from torch import nn
 
@@ -274,6 +275,10 @@ def test_a_new_head_stays_where_the_model_is() -> None:
         ({"attention": "regular", "position_table": True}, "position_table is"),
         ({"attention": "regular", "attn_drop_rate": 0.1}, "attn_drop_rate must"),
         ({"attention": "regular", "window_size": 6}, "window_size must"),
+        ({"attention": "regular", "window_size": 3.5}, "window_size must be an odd positive whole number"),
+        ({"window_size": 3.5}, "window_size must"),
+        ({"window_size": "3"}, "window_size must"),
+        ({"window_size": (3, 3, 3)}, "window_size must"),
         ({"border": "wrap"}, "border must"),
         ({"num_heads": (2,)}, "num_heads must"),
         ({"num_heads": (2, 3)}, "num_heads must"),
@@ -289,3 +294,31 @@ def test_mistakes_are_named(options: dict, message: str) -> None:
 def test_images_that_do_not_fit_are_named() -> None:
     with pytest.raises(UserError, match="multiples of 4"):
         small()(torch.zeros(1, 3, 62, 64))
+
+
+def test_as_many_rows_from_a_square_are_resized_and_a_rectangle_s_are_its_own() -> None:
+    name = "layers.1.blocks.0.attn.relative_position_bias_table"
+    square, wide = randomise(small(img_size=16)), small(img_size=(8, 40))  # 2×2 and 1×5 windows: 9 rows each
+    table = square.state_dict()[name]
+    expected = F.interpolate(table.t().reshape(1, -1, 3, 3), size=(1, 9), mode="bicubic")[0].flatten(1).t()
+    torch.testing.assert_close(checkpoint_filter(square.state_dict(), wide)[name], expected)
+    flat = randomise(small(img_size=(16, 56)))  # 2×7 windows: no square has their 39 rows
+    assert torch.equal(checkpoint_filter(flat.state_dict(), flat)[name], flat.state_dict()[name])
+
+
+@pytest.mark.parametrize("prune_head", [False, True])
+def test_stopping_early_and_pruning_leave_no_norm_that_does_not_fit(prune_head: bool) -> None:
+    model, images = small(), torch.randn(2, 3, 64, 64)
+    whole, maps = model.forward_intermediates(images, indices=[0])
+    last, early = model.forward_intermediates(images, indices=[0], stop_early=True)
+    torch.testing.assert_close(early[0], maps[0])
+    torch.testing.assert_close(last.permute(0, 3, 1, 2), maps[0])
+    torch.testing.assert_close(whole, model.forward_features(images))
+    model.prune_intermediate_layers([0], prune_head=prune_head)
+    torch.testing.assert_close(model(images), last)
+
+
+@pytest.mark.parametrize("ending", ["", "_key", "_r"])
+def test_no_images(ending: str) -> None:
+    for size in (64, 44):  # with windows that reach over the edge, too
+        assert small(f"swin_tiny{ending}")(torch.randn(0, 3, size, size)).shape == (0, 5)

@@ -1,5 +1,7 @@
 """ViTs with relative positions against timm's, with the Gaussian bias against its definition."""
 
+from pathlib import Path
+
 import pytest
 import timm
 import torch
@@ -10,6 +12,7 @@ from spatially.errors import UserError
 from spatially.models.registry import CARDS
 from spatially.models.vit import RelativeTransformer, checkpoint_filter
 from spatially.nn.relative_position import resize_table
+from spatially.subject.checkpoint import load_checkpoint
 
 SIZES = {"small": (384, 6), "medium": (512, 8), "base": (768, 12)}
 LITTLE = {
@@ -177,7 +180,22 @@ def test_mistakes_are_named():
         ({"img_size": 60}, "img_size"),
         ({"kind": "table"}, "rel_pos"),
         ({"num_heads": 3}, "num_heads"),
+        ({"depth": 0}, "depth"),
         ({"global_pool": "token"}, "global_pool"),
     ):
         with pytest.raises(UserError, match=argument):
             little(**options)
+
+
+def test_as_many_rows_from_a_square_are_resized_but_the_model_s_own_are_not(tmp_path: Path):
+    square, wide = little("bias", img_size=128), little("bias", img_size=(80, 208))  # 8×8 and 5×13: 225 rows each
+    fitted = checkpoint_filter(square.state_dict(), wide)
+    name = "blocks.0.attn.rel_pos.relative_position_bias_table"
+    table = square.state_dict()[name].mT.reshape(-1, 15, 15)
+    torch.testing.assert_close(fitted[name], resize_table(table, (5, 13)).flatten(1).mT)
+    same = checkpoint_filter(square.state_dict(), square)
+    assert torch.equal(same[name], square.state_dict()[name])
+    torch.save(wide.state_dict(), tmp_path / "wide.pth")
+    again = RelativeTransformer(rel_pos="bias", **{**LITTLE, "img_size": (80, 208)})
+    load_checkpoint(again, tmp_path / "wide.pth")
+    assert all(torch.equal(value, wide.state_dict()[key]) for key, value in again.state_dict().items())

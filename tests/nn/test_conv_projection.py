@@ -68,7 +68,13 @@ def test_counts() -> None:
     assert count(bias=False) == 2 * 10 * 10 + 10 * 10 * 9
 
 
-@pytest.mark.parametrize("options", [{"convolved": "keys"}, {"kernel_size": 4}])
+@pytest.mark.parametrize("options", [{"convolved": "keys"}, *({"kernel_size": size} for size in (4, 3.5, True, "3"))])
 def test_mistakes_are_named(options: dict) -> None:
     with pytest.raises(UserError, match=next(iter(options))):
         ConvProjection(4, **options)
+
+
+@pytest.mark.parametrize("shape", [(5, 6, 4), (1, 5, 6, 3), (1, 1, 5, 6, 4)])
+def test_maps_that_do_not_fit_are_named(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match=r"x must be \(batch, height, width, 4\)"):
+        ConvProjection(4)(torch.zeros(shape))

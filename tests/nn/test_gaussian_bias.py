@@ -88,3 +88,18 @@ def test_mistakes_are_named():
     for make in (lambda: GaussianBias(sigma=0.0), lambda: GaussianBias(0), lambda: GaussianBias().square(4)):
         with pytest.raises(UserError, match=r"sigma|heads|window"):
             make()
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("name", ["sigma", "amplitude"])
+def test_values_must_be_finite(name: str, value: float):
+    with pytest.raises(UserError, match=f"{name} must be finite"):
+        GaussianBias(**{name: value})
+
+
+def test_squares_and_grids_that_are_none_are_named():
+    for window in (7.5, 7.0, "7", True):
+        with pytest.raises(UserError, match="window must be an odd positive whole number"):
+            GaussianBias().square(window)
+    with pytest.raises(UserError, match="grid"):
+        GaussianBias()((0, 3))

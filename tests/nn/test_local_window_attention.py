@@ -84,3 +84,13 @@ def test_second_derivatives() -> None:
 def test_mistakes_are_named(options: dict[str, int]) -> None:
     with pytest.raises(UserError, match=next(iter(options))):
         LocalWindowAttention(4, **options)
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6), (1, 3, 5, 6)])
+def test_maps_that_do_not_fit_are_named(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match=r"maps must be \(batch, 4, height, width\)"):
+        LocalWindowAttention(4)(torch.zeros(shape))
+
+
+def test_no_maps() -> None:
+    assert LocalWindowAttention(4, window=3)(torch.zeros(0, 4, 5, 6)).shape == (0, 4, 5, 6)

@@ -142,16 +142,17 @@ def test_views_of_one_packed_projection():
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1e-2), (torch.float16, 2e-3), (torch.float32, 1e-5)])
-def test_lower_precision(dtype, tolerance):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_lower_precision(backend, dtype, tolerance):
     bias = draw_bias(2, 7)
     exact = draw(2, 15, 12, 2, 16, grad=True)
     rounded = [t.detach().to(dtype).requires_grad_() for t in exact]
     exact = [t.detach().double().requires_grad_() for t in rounded]
     results = []
     for tensors, kind in ((exact, torch.float64), (rounded, torch.float32)):
-        out = regular_attention(*tensors, window=7, bias=bias.to(kind))
+        out = regular_attention(*tensors, window=7, bias=bias.to(kind), backend=backend)
         with torch.no_grad():
-            fused = regular_attention(*tensors, window=7, bias=bias.to(kind))
+            fused = regular_attention(*tensors, window=7, bias=bias.to(kind), backend=backend)
         results.append([out, fused, *torch.autograd.grad(out.square().sum(), tensors)])
     for expected, measured in zip(*results, strict=True):
         assert measured.dtype == dtype
@@ -294,6 +295,8 @@ def like(**changes):
             "value must have the query's dtype torch.float32: got torch.float64",
         ),
         ({"value": torch.zeros(1, 4, 4, 2, 4, device="meta")}, "value must be on the query's device cpu: got meta"),
+        ({"key": None}, "key must be a tensor: got NoneType"),
+        ({"bias": [[1.0]]}, "bias must be a tensor: got list"),
         ({"bias": torch.zeros(3, 3)}, r"bias must be .* = \(2, 3, 3\): got \(3, 3\)"),
         ({"bias": torch.zeros(2, 3, 3).double()}, "bias must have dtype torch.float32: got torch.float64"),
         ({"bias": torch.zeros(2, 3, 3, device="meta")}, "bias must be on the query's device cpu: got meta"),

@@ -54,3 +54,6 @@ def test_a_table_is_resized_around_offset_zero():
 def test_mistakes_are_named():
     with pytest.raises(UserError, match="grid"):
         RelPosBias(2, grid=(0, 3))
+    for bias in (RelPosMlp(2), RelPosBias(2, grid=(2, 3))):
+        with pytest.raises(UserError, match="grid"):
+            bias((3, 0))

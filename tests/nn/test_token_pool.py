@@ -82,3 +82,9 @@ def test_mistakes() -> None:
 def test_map_is_a_view() -> None:
     given = tokens(1, (2, 3))
     assert token_map(given, (2, 3)).untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("shape", [(7, 4), (1, 7, 3), (1, 1, 7, 4)])
+def test_tokens_that_do_not_fit_are_named(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match="tokens must be"):
+        TokenPool(4, 8)(torch.zeros(shape), (2, 3))

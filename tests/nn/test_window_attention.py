@@ -4,6 +4,7 @@ import pytest
 import torch
 from timm.models.swin_transformer import SwinTransformerBlock, get_relative_position_index
 
+from spatially.errors import UserError
 from spatially.nn.gaussian_bias import GaussianBias
 from spatially.nn.window_attention import WindowAttention, neighbour_mask, offset_index
 
@@ -119,3 +120,24 @@ def test_the_convolution_sees_across_windows() -> None:
     assert reach[:5, :5].all()
     assert not reach[5:].any()
     assert not reach[:, 5:].any()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"heads": 3}, "num_heads"),
+        ({"heads": 0}, "num_heads"),
+        ({"window_size": 3.5}, "window_size"),
+        ({"window_size": 4, "shift_size": 4}, "shift_size"),
+        ({"window_size": (4, 2), "shift_size": 2}, "shift_size"),
+        ({"shift_size": -1}, "shift_size"),
+    ],
+)
+def test_mistakes_are_named(options: dict, named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        layer(**options)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_no_maps(shift: int) -> None:
+    assert layer(window_size=3, shift_size=shift)(torch.zeros(0, 5, 6, 8, dtype=DOUBLE)).shape == (0, 5, 6, 8)

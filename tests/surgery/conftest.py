@@ -40,6 +40,9 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "timm relpos table": lambda: timm.create_model(
         "vit_relpos_small_patch16_224", rel_pos_type="bias", class_token=True, **COLUMN
     ),
+    "timm pit": lambda: timm.create_model(
+        "pit_ti_distilled_224", base_dims=(8, 8), heads=(2, 4), depth=(1, 1), img_size=64, num_classes=5
+    ),
     "timm swin": lambda: timm.create_model("swin_tiny_patch4_window7_224", **HIERARCHY),
     "hf vit": lambda: hugging_face("ViT", **TOKENS),
     "hf deit": lambda: hugging_face("DeiT", **TOKENS),

@@ -6,12 +6,15 @@ from typing import Any
 from weakref import ref
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
 from spatially.errors import UserError
 from spatially.surgery import add_gaussian_bias, convolve_projection, regularise_receptive_field, reset_positions
 from spatially.surgery.change import Edits
+
+HIERARCHY: dict[str, Any] = {"img_size": 72, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}
 
 
 def test_last_first(make: Callable[..., nn.Module], anatomy: Callable[..., Any]) -> None:
@@ -44,7 +47,7 @@ def test_a_failed_operation_leaves_nothing_behind() -> None:
     edits = Edits()
     edits.set_module(model, "0", nn.Identity())
     edits.drop_parameter(model[1], "bias", beside=model[1])
-    edits.set_values(model[1].weight, torch.zeros(2, 2))
+    edits.set_values(model[1], "weight", torch.zeros(2, 2))
     with pytest.raises(TypeError), edits:
         edits.set_class(None, nn.Identity)  # type: ignore[arg-type]
     assert list(model) == own
@@ -101,3 +104,53 @@ def test_a_state_dict_of_a_changed_network_loads_into_its_twin(
                 parameter.add_(0.01)
         twin.load_state_dict(model.state_dict())
         assert torch.equal(answer(twin, images(name)), answer(model, images(name)))
+
+
+def test_a_resized_network_is_set_back_before_undoing(
+    make: Callable[..., nn.Module], images: Callable[..., Tensor]
+) -> None:
+    operations: list[Callable[[Any], Any]] = [
+        lambda model: reset_positions(model, seed=0),
+        regularise_receptive_field,
+        lambda model: convolve_projection(model, keep_table=False),
+    ]
+    for operation in operations:
+        model: Any = make("timm swin")
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        change = operation(model)
+        model.set_input_size(img_size=(64, 64), window_size=(8, 8))
+        changed = {name: value.clone() for name, value in model.state_dict().items()}
+        with pytest.raises(UserError, match=r"was resized .*set_input_size"):
+            change.undo()
+        assert all(torch.equal(value, changed[name]) for name, value in model.state_dict().items())
+        model.set_input_size(img_size=(72, 72), window_size=(7, 7))
+        change.undo()
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+        model(images("timm swin"))
+
+
+def test_resized_absolute_positions(make: Callable[..., nn.Module]) -> None:
+    model: Any = make("timm vit")
+    before = model.pos_embed.detach().clone()
+    change = reset_positions(model)
+    model.set_input_size((32, 32))
+    with pytest.raises(UserError, match=r"pos_embed of VisionTransformer was resized"):
+        change.undo()
+    model.set_input_size((64, 64))
+    change.undo()
+    assert torch.equal(model.pos_embed, before)
+
+
+def test_stages_that_features_only_keeps(anatomy: Callable[..., Any]) -> None:
+    model: Any = timm.create_model("swin_tiny_patch4_window7_224", features_only=True, **HIERARCHY).eval()
+    batch, parts = torch.randn(1, 3, 72, 72), anatomy(model)
+    before = model(batch)
+    changes = [convolve_projection(model), add_gaussian_bias(model, amplitude=0.0)]
+    assert changes[0].changed[0] == "layers_0.blocks.0.attn"
+    assert all(torch.allclose(one, two, atol=1e-5) for one, two in zip(model(batch), before, strict=True))
+    changes += [reset_positions(model), regularise_receptive_field(model)]
+    assert [len(change.changed) for change in changes] == [4, 4, 4, 4]
+    assert not torch.allclose(model(batch)[0], before[0], atol=1e-5)
+    for change in reversed(changes):
+        change.undo()
+    assert anatomy(model) == parts

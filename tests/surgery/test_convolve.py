@@ -147,3 +147,16 @@ def test_mistakes(make: Callable[..., nn.Module]) -> None:
     narrow = timm.create_model("swin_tiny_patch4_window7_224", depths=(1,), num_heads=(1,), embed_dim=8, head_dim=4)
     with pytest.raises(UserError, match="projects 8 channels to 4"):
         convolve_projection(narrow)
+
+
+@pytest.mark.parametrize(
+    "options", [{"kernel_size": "3"}, {"kernel_size": 3.5}, {"kernel_size": True}, {"keep_table": 1}]
+)
+def test_arguments_are_checked_first(
+    options: dict[str, Any], make: Callable[..., nn.Module], anatomy: Callable[..., Any]
+) -> None:
+    model = make("timm swin")
+    parts = anatomy(model)
+    with pytest.raises(UserError, match=next(iter(options))):
+        convolve_projection(model, **options)
+    assert anatomy(model) == parts

@@ -24,6 +24,7 @@ FIRST_LAYER = {
     "timm relpos": (0, (4, 4)),
     "timm shared relpos": (0, (4, 4)),
     "timm relpos table": (1, (4, 4)),
+    "timm pit": (2, (7, 7)),
     "timm swin": (0, (7, 7)),
     "hf vit": (1, (4, 4)),
     "hf deit": (2, (4, 4)),
@@ -275,7 +276,7 @@ def test_a_compiled_network_notices(make: Callable[..., nn.Module], images: Call
 
 
 def test_mistakes(make: Callable[..., nn.Module]) -> None:
-    with pytest.raises(UserError, match=r"ResNet has no attention layer.*ViT, DeiT, BEiT and Swin"):
+    with pytest.raises(UserError, match=r"ResNet has no attention layer.*ViT and Swin"):
         add_gaussian_bias(timm.create_model("resnet18"))
     with pytest.raises(UserError, match="must be a torch module or a Subject"):
         add_gaussian_bias("vit")  # type: ignore[arg-type]
@@ -303,3 +304,31 @@ def test_mistakes(make: Callable[..., nn.Module]) -> None:
         add_gaussian_bias(flash)
     with pytest.raises(UserError, match="border='shift'"):
         add_gaussian_bias(timm.create_model("vit_small_conv3", depth=1, border="shift"))
+
+
+def test_pools_of_timms_pit_halve_the_grid(make: Callable[..., nn.Module], images: Callable[..., Tensor]) -> None:
+    model: Any = make("timm pit")
+    add_gaussian_bias(model)
+    model(images("timm pit"))
+    assert [stage.blocks[0].attn.grid.size for stage in model.transformers] == [(7, 7), (4, 4)]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"sigma": "a"}, "sigma"),
+        ({"sigma": float("nan")}, "sigma"),
+        ({"sigma": 0}, "sigma"),
+        ({"amplitude": None}, "amplitude"),
+        ({"amplitude": True}, "amplitude"),
+        ({"per_head": 1}, "per_head"),
+    ],
+)
+def test_arguments_are_checked_first(
+    options: dict[str, Any], name: str, make: Callable[..., nn.Module], anatomy: Callable[..., Any]
+) -> None:
+    model = make("timm vit")
+    parts = anatomy(model)
+    with pytest.raises(UserError, match=f"{name} must"):
+        add_gaussian_bias(model, **options)
+    assert anatomy(model) == parts

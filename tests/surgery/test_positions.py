@@ -6,15 +6,17 @@ from typing import Any
 import pytest
 import timm
 import torch
+import torchvision
 from torch import Tensor, nn
 
 from spatially.errors import UserError
-from spatially.surgery import reset_positions
+from spatially.surgery import add_gaussian_bias, convolve_projection, regularise_receptive_field, reset_positions
 
 # What each network has, and the standard deviation of a fresh draw (0: its own initialiser is zero).
 ABSOLUTE = {
     "timm vit": ("pos_embed", 0.02),
     "timm deit": ("pos_embed", 0.02),
+    "timm pit": ("pos_embed", 0.02),
     "hf vit": ("vit.embeddings.position_embeddings", 0.02),
     "hf deit": ("deit.embeddings.position_embeddings", 0.0),
     "torchvision vit": ("encoder.pos_embedding", 0.02),
@@ -59,6 +61,7 @@ def test_positions_alone_are_redrawn(name: str, make: Callable[..., nn.Module], 
     elif deviation is not None:
         assert after[where].std().item() == pytest.approx(deviation, rel=0.15)
     again = reset_positions(model, seed=3)
+    assert again.changed == ()
     assert all(torch.equal(value, after[key]) for key, value in bits(model).items())
     again.undo()
     change.undo()
@@ -89,13 +92,42 @@ def test_a_seed_leaves_the_generator_alone(make: Callable[..., nn.Module]) -> No
 def test_choices(make: Callable[..., nn.Module]) -> None:
     model = make("timm beit")
     model.pos_embed = nn.Parameter(torch.randn(1, 17, 32))
-    assert reset_positions(model, relative=False).changed == ("pos_embed",)
+    drawn = reset_positions(model, relative=False)
+    assert drawn.changed == ("pos_embed",)
     assert model.pos_embed.any()
-    change = reset_positions(model, absolute="zero", relative=False)
-    assert not model.pos_embed.any()
-    change.undo()
+    with pytest.raises(UserError, match="pos_embed was reset already, with absolute=True, seed=None: undo that first"):
+        reset_positions(model, absolute="zero", relative=False)
+    drawn.undo()
+    with reset_positions(model, absolute="zero", relative=False):
+        assert not model.pos_embed.any()
     assert model.pos_embed.any()
     assert all("relative_position" in name for name in reset_positions(model, absolute=False).changed)
+
+
+def test_a_reset_is_in_force_until_undone(make: Callable[..., nn.Module]) -> None:
+    model: Any = make("timm vit")
+    change = reset_positions(model)
+    with torch.no_grad():
+        model.pos_embed.add_(1.0)  # as training would
+    generator, trained = torch.get_rng_state(), model.pos_embed.detach().clone()
+    assert reset_positions(model).changed == ()
+    assert torch.equal(model.pos_embed, trained)
+    assert torch.equal(torch.get_rng_state(), generator)
+    with pytest.raises(UserError, match="undo that first"):
+        reset_positions(model, seed=1)
+    change.undo()
+    assert reset_positions(model, seed=1).changed == ("pos_embed",)
+
+
+def test_a_part_and_the_whole_are_one_network(make: Callable[..., nn.Module]) -> None:
+    model: Any = make("timm swin")
+    stage = reset_positions(model.layers[0], seed=0)
+    whole = reset_positions(model, seed=0)
+    assert all(name.startswith("layers.1") for name in whole.changed)
+    with pytest.raises(UserError, match="cannot be undone yet"):
+        stage.undo()
+    whole.undo()
+    stage.undo()
 
 
 def test_initialiser_range_of_the_configuration(make: Callable[..., nn.Module]) -> None:
@@ -103,6 +135,26 @@ def test_initialiser_range_of_the_configuration(make: Callable[..., nn.Module]) 
     model.vit.config.initializer_range = 0.5
     reset_positions(model, seed=0)
     assert model.vit.embeddings.position_embeddings.float().std().item() == pytest.approx(0.5, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "operation", [reset_positions, add_gaussian_bias, regularise_receptive_field, convolve_projection]
+)
+def test_near_relatives_are_refused(operation: Callable[[nn.Module], Any]) -> None:
+    small = {"depths": (1, 1), "num_heads": (1, 2), "embed_dim": 8}
+    second = torchvision.models.SwinTransformer(
+        [4, 4], 8, [1, 1], [1, 2], [8, 8], block=torchvision.models.swin_transformer.SwinTransformerBlockV2
+    )
+    with pytest.raises(UserError, match="ShiftedWindowAttentionV2, which cannot be changed: known are Shifted"):
+        operation(second)
+    for model in (
+        timm.create_model("swinv2_tiny_window8_256", **small),
+        timm.create_model("eva02_tiny_patch14_224", depth=1),
+        timm.create_model("levit_128s"),
+        timm.create_model("maxvit_rmlp_pico_rw_256"),
+    ):
+        with pytest.raises(UserError, match=r"Swin \(its first version\) of timm, Hugging Face, torchvision"):
+            operation(model)
 
 
 def test_mistakes(make: Callable[..., nn.Module]) -> None:
@@ -115,3 +167,7 @@ def test_mistakes(make: Callable[..., nn.Module]) -> None:
         reset_positions(make("timm swin"), relative=False)
     with pytest.raises(UserError, match="absolute must be True, False or 'zero'"):
         reset_positions(make("timm vit"), absolute="none")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="relative must be True or False"):
+        reset_positions(make("timm vit"), relative="zero")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="seed must be a whole number"):
+        reset_positions(make("timm vit"), seed=0.5)  # type: ignore[arg-type]

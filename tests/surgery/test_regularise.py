@@ -210,3 +210,16 @@ def test_mistakes(make: Callable[..., nn.Module]) -> None:
     regularise_receptive_field(model, border="shift")
     with pytest.raises(UserError, match="no place for a Gaussian bias"):
         add_gaussian_bias(model)
+
+
+@pytest.mark.parametrize(
+    "options", [{"window": 7.5}, {"window": "7"}, {"window": True}, {"border": None}, {"keep_table": None}]
+)
+def test_arguments_are_checked_first(
+    options: dict[str, Any], make: Callable[..., nn.Module], anatomy: Callable[..., Any]
+) -> None:
+    model = make("timm swin")
+    parts = anatomy(model)
+    with pytest.raises(UserError, match=next(iter(options))):
+        regularise_receptive_field(model, **options)
+    assert anatomy(model) == parts

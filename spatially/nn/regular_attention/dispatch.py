@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from spatially.errors import UserError
+from spatially.nn.check import odd
 from spatially.nn.regular_attention import reference, tiled
 from spatially.nn.regular_attention.field import BORDERS, Field
 
@@ -63,11 +64,15 @@ def regular_attention(
     >>> regular_attention(query, key, value, window=3).shape
     torch.Size([1, 4, 6, 2, 8])
     """
+    for name, tensor in (("query", query), ("key", key), ("value", value), ("bias", bias)):
+        if not isinstance(tensor, Tensor) and not (name == "bias" and tensor is None):
+            raise UserError(f"{name} must be a tensor: got {type(tensor).__name__}")
     kind = query.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         lower = torch.get_autocast_dtype(kind)
         query, key, value = (
-            tensor.to(lower) if tensor.dtype != torch.float64 else tensor for tensor in (query, key, value)
+            tensor.to(lower) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
+            for tensor in (query, key, value)
         )
         with torch.autocast(kind, enabled=False):
             return regular_attention(
@@ -106,8 +111,7 @@ def _backend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, win
 def _check(
     query: Tensor, key: Tensor, value: Tensor, *, window: int, border: str, bias: Tensor | None, backend: str | None
 ) -> None:
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1 or window % 2 == 0:
-        raise UserError(f"window must be an odd positive whole number: got {window!r}")
+    odd("window", window)
     if border not in BORDERS:
         raise UserError(f"border must be one of {', '.join(BORDERS)}: got {border!r}")
     if backend is not None and backend not in BACKENDS:

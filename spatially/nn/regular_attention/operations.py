@@ -38,16 +38,15 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """The output, and the log-sum-exp (to base 2) of every query: (B, heads, H, W)."""
     query, key, value = unpack(projections)
-    batch, height, width, heads, size = query.shape
+    batch, height, width, heads, _ = query.shape
     out = torch.empty(query.shape, device=query.device, dtype=query.dtype)
     lse = torch.empty(batch, heads, height, width, device=query.device, dtype=torch.float32)
     if not query.numel():
         return out, lse
-    shape, grid, launch = _launch("forward", query, window, border)
+    grid, place, launch = _launch("forward", query, window, border)
     kernels.forward[grid](
         query, key, value, query if bias is None else bias, out, lse,
-        *query.stride()[:4], *key.stride()[:4], *value.stride()[:4],
-        height, width, heads, size, -(-width // shape.columns), _strips(shape, height), scale * LOG2E,
+        *query.stride()[:4], *key.stride()[:4], *value.stride()[:4], *place, scale * LOG2E,
         BIAS=bias is not None, **launch,
     )  # fmt: skip
     return out, lse
@@ -70,7 +69,6 @@ def backward(
 ) -> tuple[list[Tensor], Tensor]:  # fmt: skip
     """Gradients of the projections, and of the bias (empty where it does not learn)."""
     query, key, value = unpack(projections)
-    _, height, width, heads, size = query.shape
     gradients = [torch.empty_like(part, memory_format=torch.contiguous_format) for part in projections]
     empty = query.new_empty(0, dtype=torch.float32)
     if not query.numel():
@@ -80,34 +78,36 @@ def backward(
         gradient = gradient.contiguous()
     delta = torch.empty_like(lse)
     pointer = query if bias is None else bias
-
-    shape, grid, launch = _launch("backward_queries", query, window, border)
-    rows, columns = shape.keys(window)
-    slots = triton.next_power_of_2(window * window)
-    cells = slots if border == "shift" else shape.rows * shape.columns * rows * columns
-    partial = torch.empty(grid[0] if learns else 0, cells, device=query.device, dtype=torch.float32)
+    strides = (*query.stride()[:4], *key.stride()[:4], *value.stride()[:4], *gradient.stride()[:4])
+    grid, place, launch = _launch("backward_queries", query, window, border)
     kernels.backward_queries[grid](
-        query, key, value, pointer, out, lse, gradient, dq, delta, partial,
-        *query.stride()[:4], *key.stride()[:4], *value.stride()[:4], *gradient.stride()[:4], *dq.stride()[:4],
-        height, width, heads, size, -(-width // shape.columns), _strips(shape, height), scale * LOG2E, scale,
-        BIAS=bias is not None, LEARNS=learns, SLOTS=slots, **launch,
+        query, key, value, pointer, out, lse, gradient, dq, delta,
+        *strides, *dq.stride()[:4], *place, scale * LOG2E, scale, BIAS=bias is not None, **launch,
     )  # fmt: skip
-    shape, grid, launch = _launch("backward_keys", query, window, border)
+    grid, place, launch = _launch("backward_keys", query, window, border)
     kernels.backward_keys[grid](
         query, key, value, pointer, lse, gradient, delta, dk, dv,
-        *query.stride()[:4], *key.stride()[:4], *value.stride()[:4], *gradient.stride()[:4],
-        *dk.stride()[:4], *dv.stride()[:4],
-        height, width, heads, size, -(-width // shape.columns), _strips(shape, height), scale * LOG2E, scale,
-        BIAS=bias is not None, **launch,
+        *strides, *dk.stride()[:4], *dv.stride()[:4], *place, scale * LOG2E, scale, BIAS=bias is not None, **launch,
     )  # fmt: skip
     if not learns or bias is None:
         return gradients, empty
-    by_head = partial.view(-1, heads, cells).sum(0)  # the head is the fastest of the programs' numbers
-    if border == "shift":
-        table = by_head[:, : window * window]
-    else:
-        table = by_head.double() @ _cell_slots(_tile("backward_queries", query, window), window, query.device)
-    return gradients, table.view(heads, window, window).to(bias.dtype)
+
+    grid, place, launch = _launch("backward_bias", query, window, border)
+    shape = _tile("backward_bias", query, window)
+    slots = triton.next_power_of_2(window * window)
+    rows, columns = shape.keys(window)
+    cells = slots if border == "shift" else shape.rows * shape.columns * rows * columns
+    partial = torch.empty(grid[0], cells, device=query.device, dtype=torch.float32)
+    del launch["CHUNK"]
+    kernels.backward_bias[grid](
+        query, key, value, bias, lse, gradient, delta, partial,
+        *strides, *place, scale * LOG2E, STEPS=shape.steps, SLOTS=slots, **launch,
+    )  # fmt: skip
+    by_head = partial.view(-1, query.shape[3], cells).sum(0)  # the head is the fastest of the programs' numbers
+    table = (
+        by_head[:, : window * window] if border == "shift" else by_head.double() @ _slots(shape, window, query.device)
+    )
+    return gradients, table.reshape(bias.shape).to(bias.dtype)
 
 
 @backward.register_fake
@@ -119,7 +119,7 @@ def _(
     return parts, torch.empty_like(bias) if learns and bias is not None else out.new_empty(0, dtype=torch.float32)
 
 
-def _cell_slots(shape: Shape, window: int, device: torch.device) -> Tensor:
+def _slots(shape: Shape, window: int, device: torch.device) -> Tensor:
     """Which slot each pair of a tile's queries and keys is: (pairs, window²), one 1 a row at most."""
     rows, columns = shape.keys(window)
     down = torch.arange(rows, device=device) - torch.arange(shape.rows, device=device)[:, None]
@@ -135,32 +135,26 @@ def _tile(kernel: str, query: Tensor, window: int) -> Shape:
     return choose(kernel, height=height, width=width, window=window, size=size)
 
 
-def _strips(shape: Shape, height: int) -> int:
-    return -(-height // (shape.rows * shape.steps))
-
-
-def _launch(kernel: str, query: Tensor, window: int, border: str) -> tuple[Shape, tuple[int], dict[str, Any]]:
+def _launch(kernel: str, query: Tensor, window: int, border: str) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:
+    """How many programs, what they need to know of the place, and the constants they are compiled with."""
     batch, height, width, heads, size = query.shape
     shape = _tile(kernel, query, window)
     rows, columns = shape.keys(window)
-    grid = (batch * heads * _strips(shape, height) * -(-width // shape.columns),)
-    return (
-        shape,
-        grid,
-        {
-            "WINDOW": window,
-            "BORDER": BORDERS.index(border),
-            "QROWS": shape.rows,
-            "QCOLUMNS": shape.columns,
-            "KROWS": rows,
-            "KCOLUMNS": columns,
-            "SIZE": max(16, triton.next_power_of_2(size)),
-            "STEPS": shape.steps,
-            "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
-            "num_warps": shape.warps,
-            "num_stages": shape.stages,
-        },
-    )
+    across, strips = -(-width // shape.columns), -(-height // (shape.rows * shape.steps))
+    constants = {
+        "WINDOW": window,
+        "BORDER": BORDERS.index(border),
+        "QROWS": shape.rows,
+        "QCOLUMNS": shape.columns,
+        "KROWS": rows,
+        "KCOLUMNS": columns,
+        "CHUNK": shape.chunk,
+        "SIZE": max(16, triton.next_power_of_2(size)),
+        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
+        "num_warps": shape.warps,
+        "num_stages": shape.stages,
+    }
+    return (batch * heads * strips * across,), (height, width, heads, size, across, strips), constants
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

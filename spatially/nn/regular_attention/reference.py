@@ -19,14 +19,16 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, *, rows: Field, columns: Field, bias: Tensor | None, scale: float
 ) -> Tensor:
     """Attention of each query over its square; bias (heads, window, window)."""
-    window = rows.window
+    window, dtype = rows.window, query.dtype
+    if dtype in (torch.float16, torch.bfloat16):  # as all ways do: products and sums in single precision
+        query, key, value = (tensor.float() for tensor in (query, key, value))
     keys, values = (_squares(tensor, rows, columns) for tensor in (key, value))  # (B, H, W, heads, window², D)
     logits = (query * scale).unsqueeze(-2) @ keys.transpose(-2, -1)  # (B, H, W, heads, 1, window²)
     if bias is not None:
-        logits = logits + bias.reshape(-1, 1, window * window)
+        logits = logits + bias.to(logits.dtype).reshape(-1, 1, window * window)
     inside = _inside(rows, query.device)[:, None, :, None] & _inside(columns, query.device)[None, :, None, :]
     logits = logits.masked_fill(~inside.reshape(rows.length, columns.length, 1, 1, -1), float("-inf"))
-    return (logits.softmax(-1) @ values).squeeze(-2)
+    return (logits.softmax(-1) @ values).squeeze(-2).to(dtype)
 
 
 def _squares(tensor: Tensor, rows: Field, columns: Field) -> Tensor:

@@ -6,6 +6,7 @@ python -m spatially.nn.regular_attention.tune --windows 7 --grids 56 28 14 7 --h
 import argparse
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,15 +15,18 @@ from spatially.nn.regular_attention import operations
 from spatially.nn.regular_attention.shapes import KERNELS, Shape
 
 
-def candidates(window: int, height: int, arguments: argparse.Namespace) -> Iterator[Shape]:
-    """Tiles of sixteen or thirty-two queries whose block of keys is not much larger than it must be."""
-    for tile, steps, warps, stages in itertools.product(
-        arguments.tiles, arguments.steps, arguments.warps, arguments.stages
+def candidates(kernel: str, window: int, arguments: argparse.Namespace) -> Iterator[Shape]:
+    """Tiles, chunks of key rows, warps and stages to try; one step of keys should be no more than 128."""
+    usual = operations.choose(kernel, height=56, width=56, window=window, size=arguments.size)
+    if kernel == "backward_bias":
+        yield from (replace(usual, steps=steps, warps=warps) for steps in (1, 4, 8, 16) for warps in (1, 2, 4))
+        return
+    for tile, chunk, warps, stages in itertools.product(
+        arguments.tiles, arguments.chunks, arguments.warps, arguments.stages
     ):
         rows, columns = map(int, tile.split("x"))
-        shape = Shape(rows, columns, steps, warps, stages)
-        down, across = shape.keys(window)
-        if down * across <= 512 and (steps - 1) * rows < height:
+        shape = Shape(rows, columns, chunk, warps, stages)
+        if 16 <= chunk * shape.keys(window)[1] <= 128 and warps <= max(1, rows * columns // 16):
             yield shape
 
 
@@ -58,10 +62,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--bias", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--tiles", nargs="+", default=["2x8", "4x4", "8x2"])
-    parser.add_argument("--steps", type=int, nargs="+", default=[1, 4, 7, 14])
+    parser.add_argument("--tiles", nargs="+", default=["2x8", "4x8", "4x4", "8x2", "8x8"])
+    parser.add_argument("--chunks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--warps", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--stages", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--kernels", nargs="+", default=list(KERNELS))
     arguments = parser.parse_args()
     for window, grid in itertools.product(arguments.windows, arguments.grids):
@@ -72,7 +76,7 @@ def main() -> None:
         bias = torch.randn(heads, window, window, device="cuda") if arguments.bias else None
         for kernel in arguments.kernels:
             found = []
-            for shape in candidates(window, grid, arguments):
+            for shape in candidates(kernel, window, arguments):
                 try:
                     found.append((measure(kernel, packed, bias, window, shape), shape))
                 except Exception as error:

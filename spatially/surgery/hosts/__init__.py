@@ -15,6 +15,10 @@ FILES = {
     "spatially": "from_spatially",
 }
 KINDS = "timm, Hugging Face, torchvision and spatially"
+SUPPORTED = (
+    f"ViT and Swin (its first version) of {KINDS}, DeiT and BEiT of timm and Hugging Face, "
+    "ViT with relative positions and PiT of timm and spatially"
+)
 
 
 def find(model: nn.Module) -> list[Host]:
@@ -39,4 +43,4 @@ def _host(name: str, module: nn.Module) -> Host | None:
     return None
 
 
-__all__ = ["KINDS", "BiasPlace", "Host", "Position", "WindowLayer", "find"]
+__all__ = ["KINDS", "SUPPORTED", "BiasPlace", "Host", "Position", "WindowLayer", "find"]

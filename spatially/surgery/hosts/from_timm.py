@@ -1,4 +1,4 @@
-"""timm's ViT, DeiT, BEiT, ViT with relative positions, and Swin."""
+"""timm's ViT, DeiT, BEiT, ViT with relative positions, PiT, and Swin."""
 
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -8,7 +8,8 @@ from timm.layers import Attention, DiffAttention, RelPosBias, RelPosMlp, trunc_n
 from timm.models.beit import Attention as BeitAttention
 from timm.models.beit import Beit
 from timm.models.beit import RelativePositionBias as BeitTable
-from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, WindowAttention
+from timm.models.pit import PoolingVisionTransformer
+from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, SwinTransformerStage, WindowAttention
 from timm.models.vision_transformer import (
     DiffParallelScalingBlock,
     ParallelScalingBlock,
@@ -176,7 +177,7 @@ class TimmHost(Host):
 
     def _absolute(self) -> list[Position]:
         parameter = getattr(self.trunk, "pos_embed", None)
-        if parameter is None:
+        if not isinstance(parameter, nn.Parameter):
             return []
         name = joined_name(self.name, "pos_embed")
         return [Position((name,), (parameter,), "absolute", lambda: [truncated_normal(parameter)])]
@@ -185,7 +186,7 @@ class TimmHost(Host):
         table: nn.Parameter = owner.relative_position_bias_table  # type: ignore[assignment]
         fresh = torch.zeros_like if zero else truncated_normal
         return Position(
-            (f"{name}.relative_position_bias_table",), (table,), "relative", lambda: [fresh(table.detach().cpu())]
+            (f"{name}.relative_position_bias_table",), (table,), "relative", lambda: [fresh(torch.empty(table.shape))]
         )
 
 
@@ -243,8 +244,29 @@ class RelPosHost(TimmHost):
         return tables + networks
 
 
+class PitHost(TimmHost):
+    """PiT: blocks of a ViT on the grid of the patches, or of the pool before them."""
+
+    @property
+    def prefix(self) -> int:
+        return int(self.trunk.num_tokens)
+
+    def bias_places(self) -> list[BiasPlace]:
+        places, stem = [], self.trunk.patch_embed
+        for number, stage in enumerate(self.trunk.transformers):
+            stem = stem if stage.pool is None else stage.pool.conv
+            for name, module in stage.named_modules(prefix=joined_name(self.name, f"transformers.{number}")):
+                if isinstance(module, Attention):
+                    kind = changed_kind(name, module, TOKEN_KINDS)
+                    places.append(BiasPlace(name, module, module.num_heads, kind, stem))
+        return places
+
+    def positions(self) -> list[Position]:
+        return self._absolute()
+
+
 class SwinHost(TimmHost):
-    """Swin, with windows of any size."""
+    """Swin, with windows of any size: a whole network, or stages of one that something else holds."""
 
     def bias_places(self) -> list[BiasPlace]:
         return [
@@ -283,4 +305,7 @@ def host(name: str, module: nn.Module) -> Host | None:
         return VitHost(name, module)
     if isinstance(module, VisionTransformerRelPos):
         return RelPosHost(name, module)
-    return SwinHost(name, module) if isinstance(module, SwinTransformer) else None
+    if isinstance(module, PoolingVisionTransformer):
+        return PitHost(name, module)
+    # `features_only` keeps the stages and leaves the network that held them.
+    return SwinHost(name, module) if isinstance(module, (SwinTransformer, SwinTransformerStage)) else None

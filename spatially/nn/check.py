@@ -1,0 +1,29 @@
+"""Whole numbers and shapes that a layer is built for or given, or an error that names what is wrong."""
+
+from torch import Tensor
+
+from spatially.errors import UserError
+
+
+def whole(name: str, value: object) -> int:
+    """A positive whole number: True, 3.0 and "3" are none."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{name} must be a positive whole number: got {value!r}")
+    return value
+
+
+def odd(name: str, value: object) -> int:
+    """The side of a square that has a middle.
+
+    >>> odd("window", 7)
+    7
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or value % 2 == 0:
+        raise UserError(f"{name} must be an odd positive whole number: got {value!r}")
+    return value
+
+
+def shaped(name: str, tensor: Tensor, what: str, *, axis: int, size: int) -> None:
+    """A tensor must have the dimensions that `what` lists, and be `size` long along `axis`."""
+    if tensor.ndim != what.count(",") + 1 or tensor.shape[axis] != size:
+        raise UserError(f"{name} must be ({what}): got {tuple(tensor.shape)}")
