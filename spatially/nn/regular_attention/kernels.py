@@ -260,15 +260,19 @@ def backward_bias(
     gradient_image, gradient_row, gradient_column, gradient_head,
     height, width, heads, size, across, strips, scale,
     WINDOW: tl.constexpr, BORDER: tl.constexpr,
-    QROWS: tl.constexpr, QCOLUMNS: tl.constexpr, KROWS: tl.constexpr, KCOLUMNS: tl.constexpr,
+    QROWS: tl.constexpr, QCOLUMNS: tl.constexpr, KROWS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr,
     SIZE: tl.constexpr, STEPS: tl.constexpr, SLOTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of the logits, summed over STEPS tiles below each other: by pair of a tile, with ``shift`` by slot."""
+    """The gradients of the logits, summed over STEPS tiles below each other: by pair of a tile, with ``shift`` by slot.
+
+    A program takes one chunk of the keys, the same in all its tiles.
+    """
     program = tl.program_id(0)
-    head, rest = program % heads, program // heads
+    chunk, rest = program % (KROWS // CHUNK), program // (KROWS // CHUNK)
+    head, rest = rest % heads, rest // heads
     tile, rest = rest % across, rest // across
     strip, image = rest % strips, (rest // strips).to(tl.int64)
-    m, n, d = tl.arange(0, QROWS * QCOLUMNS), tl.arange(0, KROWS * KCOLUMNS), tl.arange(0, SIZE)
+    m, n, d = tl.arange(0, QROWS * QCOLUMNS), tl.arange(0, CHUNK * KCOLUMNS), tl.arange(0, SIZE)
     channel = d < size
 
     query += image * query_image + head * query_head
@@ -286,7 +290,7 @@ def backward_bias(
         slots = tl.arange(0, SLOTS)
         summed = tl.zeros((SLOTS,), tl.float32)
     else:
-        summed = tl.zeros((QROWS * QCOLUMNS, KROWS * KCOLUMNS), tl.float32)
+        summed = tl.zeros((QROWS * QCOLUMNS, CHUNK * KCOLUMNS), tl.float32)
     for step in range(STEPS):
         top = (strip * STEPS + step) * QROWS
         if top < height:
@@ -294,7 +298,7 @@ def backward_bias(
             here = (y < height) & (x < width)
             whole = here[:, None] & channel[None, :]
             place = y * width + x
-            key_y = first_key(top, height, WINDOW, BORDER) + n // KCOLUMNS
+            key_y = first_key(top, height, WINDOW, BORDER) + chunk * CHUNK + n // KCOLUMNS
             slot_y = key_y[None, :] - first_key(y, height, WINDOW, BORDER)[:, None]
             inside = (key_x >= 0) & (key_x < width) & (key_y >= 0) & (key_y < height)
             seen = inside[:, None] & channel[None, :]
@@ -323,5 +327,5 @@ def backward_bias(
     if BORDER == SHIFT:
         tl.store(partial + program.to(tl.int64) * SLOTS + slots, summed)
     else:
-        pair = m[:, None] * (KROWS * KCOLUMNS) + n[None, :]
-        tl.store(partial + program.to(tl.int64) * (QROWS * QCOLUMNS * KROWS * KCOLUMNS) + pair, summed)
+        pair = m[:, None] * (CHUNK * KCOLUMNS) + n[None, :]
+        tl.store(partial + program.to(tl.int64) * (QROWS * QCOLUMNS * CHUNK * KCOLUMNS) + pair, summed)

@@ -92,22 +92,32 @@ def backward(
     if not learns or bias is None:
         return gradients, empty
 
-    grid, place, launch = _launch("backward_bias", query, window, border)
-    shape = _tile("backward_bias", query, window)
-    slots = triton.next_power_of_2(window * window)
+    return gradients, _bias_gradient(query, key, value, bias, lse, gradient, delta, window, border, scale)
+
+
+def _bias_gradient(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, lse: Tensor, gradient: Tensor, delta: Tensor,
+    window: int, border: str, scale: float,
+) -> Tensor:  # fmt: skip
+    """Sums of many programs, in one order: the same bits each time."""
+    heads, shape = query.shape[3], _tile("backward_bias", query, window)
+    (programs,), place, launch = _launch("backward_bias", query, window, border)
     rows, columns = shape.keys(window)
-    cells = slots if border == "shift" else shape.rows * shape.columns * rows * columns
-    partial = torch.empty(grid[0], cells, device=query.device, dtype=torch.float32)
-    del launch["CHUNK"]
-    kernels.backward_bias[grid](
+    chunks, slots = rows // shape.chunk, triton.next_power_of_2(window * window)
+    cells = slots if border == "shift" else shape.rows * shape.columns * shape.chunk * columns
+    partial = torch.empty(programs * chunks, cells, device=query.device, dtype=torch.float32)
+    kernels.backward_bias[(programs * chunks,)](
         query, key, value, bias, lse, gradient, delta, partial,
-        *strides, *place, scale * LOG2E, STEPS=shape.steps, SLOTS=slots, **launch,
+        *query.stride()[:4], *key.stride()[:4], *value.stride()[:4], *gradient.stride()[:4], *place, scale * LOG2E,
+        STEPS=shape.steps, SLOTS=slots, **launch,
     )  # fmt: skip
-    by_head = partial.view(-1, query.shape[3], cells).sum(0)  # the head is the fastest of the programs' numbers
-    table = (
-        by_head[:, : window * window] if border == "shift" else by_head.double() @ _slots(shape, window, query.device)
-    )
-    return gradients, table.reshape(bias.shape).to(bias.dtype)
+    summed = partial.view(-1, heads, chunks, cells).sum(0)  # chunk and head are the fastest of the programs' numbers
+    if border == "shift":
+        table = summed.sum(1)[:, : window * window]
+    else:
+        pairs = summed.view(heads, chunks, shape.rows * shape.columns, shape.chunk * columns).transpose(1, 2)
+        table = pairs.reshape(heads, -1).double() @ _slots(shape, window, query.device)
+    return table.reshape(bias.shape).to(bias.dtype)
 
 
 @backward.register_fake
@@ -132,7 +142,7 @@ def _slots(shape: Shape, window: int, device: torch.device) -> Tensor:
 
 def _tile(kernel: str, query: Tensor, window: int) -> Shape:
     _, height, width, _, size = query.shape
-    return choose(kernel, height=height, width=width, window=window, size=size)
+    return choose(kernel, height=height, width=width, window=window, size=size, bytes=query.element_size())
 
 
 def _launch(kernel: str, query: Tensor, window: int, border: str) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:

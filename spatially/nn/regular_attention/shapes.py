@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+SHARED_BYTES = 64 * 1024
 KERNELS = ("forward", "backward_queries", "backward_keys", "backward_bias")
 
 
@@ -26,16 +27,23 @@ def power(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def choose(kernel: str, *, height: int, width: int, window: int, size: int) -> Shape:
-    """The shape for a problem.
+def choose(kernel: str, *, height: int, width: int, window: int, size: int, bytes: int = 2) -> Shape:
+    """The shape for a problem: `size` of a head, `bytes` of a number.
 
-    Sixteen queries are the smallest matrix product; a row of keys should hold little beside their squares.
+    Sixteen queries are the smallest matrix product; a row of keys should hold little beside their squares. Measured on an
+    H200 (`tune`): larger grids like twice as many queries, as they read the keys less often.
     """
     rows, columns = (2, 8) if window in (7, 9) else (4, 4)
+    steps = 1
     if kernel == "backward_bias":
-        down = power(rows + window - 1)
-        cells = rows * columns * down * power(columns + window - 1)
-        return Shape(rows, columns, down, max(1, cells // 2048), 1, min(-(-height // rows), 8))
+        steps = min(-(-height // rows), 8)
+    elif window == 7 and height >= 28 and size <= 64:
+        rows = 4
     across = power(columns + window - 1)
-    chunk = min(max(1, 64 // across), power(rows + window - 1))
-    return Shape(rows, columns, chunk, 1 if size <= 64 else 2)
+    # Keys and values of a chunk, for each stage, share a multiprocessor's memory with other programs.
+    chunk, stages = max(1, (32 if window == 7 else 64) // across), 3
+    while stages > 1 and 2 * stages * chunk * across * power(size) * bytes > SHARED_BYTES:
+        stages -= 1
+    while chunk > 1 and 2 * stages * chunk * across * power(size) * bytes > SHARED_BYTES:
+        chunk //= 2
+    return Shape(rows, columns, chunk, 1 if size <= 64 else 2, stages, steps)

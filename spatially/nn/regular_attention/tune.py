@@ -19,7 +19,7 @@ def candidates(kernel: str, window: int, arguments: argparse.Namespace) -> Itera
     """Tiles, chunks of key rows, warps and stages to try; one step of keys should be no more than 128."""
     usual = operations.choose(kernel, height=56, width=56, window=window, size=arguments.size)
     if kernel == "backward_bias":
-        yield from (replace(usual, steps=steps, warps=warps) for steps in (1, 4, 8, 16) for warps in (1, 2, 4))
+        yield from (replace(usual, steps=steps) for steps in (1, 2, 4, 8, 14, 28))
         return
     for tile, chunk, warps, stages in itertools.product(
         arguments.tiles, arguments.chunks, arguments.warps, arguments.stages
