@@ -15,8 +15,6 @@ Each layer computes, over the points m that the query n sees,
 `_query` and `_value` are like `_key`; `_dw` is depth-wise. Weights are named as in timm's `swin_*`, and load from there.
 """
 
-import re
-import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -28,7 +26,6 @@ from timm.layers import (
     Mlp,
     PatchEmbed,
     calculate_drop_path_rates,
-    resample_patch_embed,
     to_2tuple,
     trunc_normal_,
 )
@@ -38,61 +35,16 @@ from torch import Tensor, nn
 
 from spatially.errors import UserError
 from spatially.models.registry import check_images, dtype_of, register
-from spatially.models.weights import StateDict, source_grid, unwrap
+from spatially.models.swin_weights import checkpoint_filter
 from spatially.nn.check import odd, whole
-from spatially.nn.conv_projection import PARTS, ConvProjection
+from spatially.nn.conv_projection import PARTS
 from spatially.nn.gaussian_bias import GaussianBias, Grid
-from spatially.nn.regular_attention import regular_attention
-from spatially.nn.resize import resize
-from spatially.nn.window_attention import WindowAttention, neighbour_mask, offset_index, projection
+from spatially.nn.regular_attention import BORDERS
+from spatially.nn.regular_self_attention import Border, RegularSelfAttention
+from spatially.nn.window_attention import WindowAttention, neighbour_mask, offset_index
 
 Attention = Literal["window", "regular"]
-Border = Literal["mask", "zero", "shift"]
 POOLS = ("avg", "")
-
-
-class RegularSelfAttention(nn.Module):
-    """Multi-head attention of a map (B, H, W, C) to the square around each point, with its projections."""
-
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        window_size: int = 7,
-        border: Border = "mask",
-        convolved: Literal["query", "key", "value"] | None = None,
-        depthwise: bool = False,
-        gaussian_bias: GaussianBias | None = None,
-        qkv_bias: bool = True,
-        proj_drop: float = 0.0,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.window_size = odd("window_size", window_size)
-        self.border = border
-        self.gaussian_bias = gaussian_bias
-        self.qkv = projection(dim, convolved=convolved, depthwise=depthwise, bias=qkv_bias, device=device, dtype=dtype)
-        self.proj = nn.Linear(dim, dim, device=device, dtype=dtype)
-        self.proj_drop = nn.Dropout(proj_drop)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Attend; the same at every point away from the border."""
-        if isinstance(self.qkv, ConvProjection):
-            parts = [part.unflatten(-1, (self.num_heads, -1)) for part in self.qkv(x)]
-        else:
-            parts = list(self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(3))
-        bias = None
-        if self.gaussian_bias is not None:
-            bias = self.gaussian_bias.square(self.window_size).to(parts[0].dtype).expand(self.num_heads, -1, -1)
-        attended = regular_attention(*parts, window=self.window_size, border=self.border, bias=bias)
-        return self.proj_drop(self.proj(attended.flatten(-2)))
-
-    def extra_repr(self) -> str:
-        """Heads, square and border."""
-        return f"heads={self.num_heads}, window_size={self.window_size}, border={self.border!r}"
 
 
 class Block(nn.Module):
@@ -400,8 +352,8 @@ def _check_options(
         raise UserError(f"convolved must be None or one of {', '.join(PARTS)}: got {convolved!r}")
     if depthwise and convolved is None:
         raise UserError("depthwise needs a convolution: choose convolved='query', 'key' or 'value'")
-    if border not in ("mask", "zero", "shift"):
-        raise UserError(f"border must be 'mask', 'zero' or 'shift': got {border!r}")
+    if border not in BORDERS:
+        raise UserError(f"border must be one of {', '.join(BORDERS)}: got {border!r}")
     sides = to_2tuple(window_size)
     if len(sides) != 2:
         raise UserError(f"window_size must be one number or two: got {window_size}")
@@ -430,81 +382,6 @@ def _check_head(num_classes: int, global_pool: str) -> None:
         raise UserError(f"global_pool must be 'avg' or '' (none): got {global_pool!r}")
     if num_classes > 0 and not global_pool:
         raise UserError(f"global_pool must be 'avg' with classes, '' needs num_classes=0: got {num_classes} classes")
-
-
-def checkpoint_filter(state_dict: StateDict, model: nn.Module) -> StateDict:
-    """Weights of timm's Swin, of the authors' (Liu et al.) and of this family, as `model` names and shapes them.
-
-    A table that the model does not have is dropped, one of another window resized. Its number of rows tells the window:
-    a square one if that has so many, else the model's own (`weights.source_grid`); so a table of 7×2 windows is not told
-    from one of 2×7, and weights of a wide image must not be given to a model for a tall one. A linear projection
-    becomes the centre of a dense convolution, so that the layer computes the same; a depth-wise one has no place for it and
-    keeps its initial values, with a warning. A Gaussian bias that the weights do not know keeps its initial values.
-    """
-    own = model.state_dict()
-    modules = dict(model.named_modules())
-    result: StateDict = {}
-    untouched: list[str] = []
-    for name, value in _timm_names(unwrap(state_dict)).items():
-        parent, _, last = name.rpartition(".")
-        target = modules.get(parent)
-        if last == "relative_position_bias_table":
-            if name in own:
-                result[name] = _resized_table(name, value, modules[parent].window_size)
-        elif isinstance(target, ConvProjection):
-            fitted = _split_projection(value, target)
-            result |= {f"{parent}.{part}.{last}": tensor for part, tensor in fitted.items()}
-            if target.depthwise:
-                untouched.append(f"{parent}.{target.convolved}.{last}")
-        elif name == "patch_embed.proj.weight" and value.shape[-2:] != own[name].shape[-2:]:
-            result[name] = resample_patch_embed(value, list(own[name].shape[-2:]))
-        else:
-            result[name] = value
-    result |= {name: own[name] for name in untouched}
-    result |= {name: tensor for name, tensor in own.items() if ".gaussian_bias." in name and name not in result}
-    if untouched:
-        warnings.warn(
-            f"linear weights have no place in a depth-wise convolution; left at their initial values: {', '.join(untouched)}",
-            stacklevel=2,
-        )
-    return result
-
-
-def _timm_names(state_dict: StateDict) -> StateDict:
-    """Without what is computed anew, under timm's names: there a stage begins with its merging, at the authors' it ends so."""
-    authors = any(name.startswith("layers.0.downsample.") for name in state_dict)
-
-    def rename(name: str) -> str:
-        if authors:
-            name = re.sub(r"^layers\.(\d+)\.downsample", lambda found: f"layers.{int(found[1]) + 1}.downsample", name)
-        return re.sub(r"^head\.(weight|bias)$", r"head.fc.\1", name)
-
-    computed = ("relative_position_index", "attn_mask")
-    return {rename(name): value for name, value in state_dict.items() if not name.endswith(computed)}
-
-
-def _resized_table(name: str, table: Tensor, window: Grid) -> Tensor:
-    """Bicubic in the plane of offsets, as the authors of Swin resize theirs."""
-    plane = (2 * window[0] - 1, 2 * window[1] - 1)
-    source = source_grid(len(table), plane)
-    if source is None:
-        raise UserError(f"{name} must come from a square window to be resized: got {len(table)} rows")
-    if source == plane:
-        return table
-    return resize(table.t().reshape(-1, *source), plane).flatten(1).t().contiguous()
-
-
-def _split_projection(packed: Tensor, target: ConvProjection) -> StateDict:
-    """Rows of query, key and value (weights or biases) for a linear layer of two and a convolution of one."""
-    parts = dict(zip(PARTS, packed.chunk(3), strict=True))
-    row = parts.pop(target.convolved)
-    result = {"linear": torch.cat(list(parts.values()))}
-    if not target.depthwise:
-        if row.ndim == 2:
-            around = target.convolution.kernel_size[0] // 2
-            row = F.pad(row[:, :, None, None], (around, around, around, around))
-        result[target.convolved] = row
-    return result
 
 
 SIZES: dict[str, dict[str, Any]] = {

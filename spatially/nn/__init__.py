@@ -4,6 +4,7 @@ from spatially.nn.conv_projection import ConvProjection
 from spatially.nn.gaussian_bias import GaussianBias
 from spatially.nn.local_window_attention import LocalWindowAttention
 from spatially.nn.regular_attention import regular_attention
+from spatially.nn.regular_self_attention import RegularSelfAttention
 from spatially.nn.relative_position import RelPosBias, RelPosMlp
 from spatially.nn.token_pool import TokenPool
 from spatially.nn.window_attention import WindowAttention
@@ -12,6 +13,7 @@ __all__ = [
     "ConvProjection",
     "GaussianBias",
     "LocalWindowAttention",
+    "RegularSelfAttention",
     "RelPosBias",
     "RelPosMlp",
     "TokenPool",

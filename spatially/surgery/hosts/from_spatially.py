@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from spatially.models.conv_vit import LocalAttention
 from spatially.models.pit import PoolingTransformer
-from spatially.models.swin import RegularSelfAttention, SwinTransformer
+from spatially.models.swin import SwinTransformer
 from spatially.models.vit import Attention, ColumnarTransformer, RelativeAttention
 from spatially.nn.regular_attention import regular_attention
+from spatially.nn.regular_self_attention import RegularSelfAttention
 from spatially.nn.relative_position import RelPosBias, RelPosMlp
 from spatially.nn.window_attention import WindowAttention
 from spatially.surgery.hosts.base import (
