@@ -131,9 +131,8 @@ def _filtered(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]
         return dict(convert(dict(weights), model))
     except UserError as error:
         raise UserError(f"checkpoint: the weights do not fit the model: {error}") from error
-    except (
-        Exception
-    ):  # a filter fed with another family's weights fails anyhow; the differences say more than its error
+    except Exception:
+        # a filter fed with another family's weights fails anyhow; the differences say more than its error
         return None
 
 

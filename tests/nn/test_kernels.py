@@ -107,6 +107,28 @@ def test_registered_as_an_operation():
     )
 
 
+def test_compiles_into_one_graph_and_exports():
+    inputs = [draw(2, 4, 5, 1, 16, seed=seed) for seed in range(3)] + [draw(1, 3, 3, seed=3)]
+
+    def attend(query, key, value, bias):
+        return regular_attention(query, key, value, window=3, bias=bias, backend="triton")
+
+    results = []
+    for function in (attend, torch.compile(attend, fullgraph=True, backend="aot_eager")):
+        out = function(*inputs)
+        results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    for measured, expected in zip(*results, strict=True):
+        torch.testing.assert_close(measured, expected)
+
+    class Layer(torch.nn.Module):
+        def forward(self, *tensors):
+            return attend(*tensors)
+
+    given = [tensor.detach() for tensor in inputs]
+    program = torch.export.export(Layer(), tuple(given))
+    torch.testing.assert_close(program.module()(*given), results[0][0].detach())
+
+
 def test_counted_operations():
     inputs = [draw(2, 3, 4, 2, 16, seed=seed) for seed in range(3)]
     with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
@@ -117,7 +139,9 @@ def test_counted_operations():
 def test_no_images_and_what_it_does_not_take():
     empty = [draw(0, 4, 4, 1, 16) for _ in range(3)]
     assert regular_attention(*empty, window=3, backend="triton").shape == (0, 4, 4, 1, 16)
-    with pytest.raises(ValueError, match="backend='triton' takes half and single precision and windows up to 13"):
+    with pytest.raises(
+        ValueError, match="backend='triton' takes half and single precision, windows up to 13 and heads up to 128"
+    ):
         regular_attention(*(tensor.double() for tensor in empty), window=3, backend="triton")
 
 

@@ -22,6 +22,7 @@ from spatially.nn.regular_attention import reference, tiled
 from spatially.nn.regular_attention.field import BORDERS, Field
 
 LARGEST_WINDOW, LARGEST_SIZE = 13, 128  # of the kernels
+TRITON = find_spec("triton") is not None
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -97,15 +98,14 @@ def _backend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, win
     """The fastest that can do what is asked."""
     if query.device.type == "meta":
         return "reference"
-    served = query.dtype in KERNEL_DTYPES and window <= LARGEST_WINDOW and query.shape[-1] <= LARGEST_SIZE
-    if (
-        query.device.type == "cuda"
-        and served
-        and find_spec("triton")
-        and not tiled.transformed(query, key, value, bias)
-    ):
+    served = TRITON and _kernels_take(query, window)
+    if query.device.type == "cuda" and served and not tiled.transformed(query, key, value, bias):
         return "triton"
     return "tiled"
+
+
+def _kernels_take(query: Tensor, window: int) -> bool:
+    return query.dtype in KERNEL_DTYPES and window <= LARGEST_WINDOW and query.shape[-1] <= LARGEST_SIZE
 
 
 def _check(
@@ -116,10 +116,10 @@ def _check(
         raise UserError(f"border must be one of {', '.join(BORDERS)}: got {border!r}")
     if backend is not None and backend not in BACKENDS:
         raise UserError(f"backend must be one of {', '.join(BACKENDS)}: got {backend!r}")
-    if backend == "triton" and (query.dtype not in KERNEL_DTYPES or window > LARGEST_WINDOW):
+    if backend == "triton" and not _kernels_take(query, window):
         raise UserError(
-            f"backend='triton' takes half and single precision and windows up to {LARGEST_WINDOW}: "
-            f"got {query.dtype} and {window}"
+            f"backend='triton' takes half and single precision, windows up to {LARGEST_WINDOW} and heads up to "
+            f"{LARGEST_SIZE}: got {query.dtype}, {window} and {query.shape[-1]}"
         )
     if query.ndim != 5 or not query.shape[1:].numel():
         raise UserError(
