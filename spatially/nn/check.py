@@ -1,4 +1,7 @@
-"""Whole numbers and shapes that a layer is built for or given, or an error that names what is wrong."""
+"""Numbers, choices and shapes that a layer is built for or given, or an error that names what is wrong."""
+
+import math
+from numbers import Real
 
 from torch import Tensor
 
@@ -21,6 +24,23 @@ def odd(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or value % 2 == 0:
         raise UserError(f"{name} must be an odd positive whole number: got {value!r}")
     return value
+
+
+def number(name: str, value: object) -> float:
+    """A finite number.
+
+    >>> number("sigma", 5)
+    5.0
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise UserError(f"{name} must be a finite number: got {value!r}")
+    return float(value)
+
+
+def flag(name: str, value: object) -> None:
+    """A choice of two."""
+    if not isinstance(value, bool):
+        raise UserError(f"{name} must be True or False: got {value!r}")
 
 
 def shaped(name: str, tensor: Tensor, what: str, *, axis: int, size: int) -> None:

@@ -12,13 +12,11 @@ added to the attention logits beside whatever bias the layer has. One learnable 
 [1.0, 0.980199, 0.001159]
 """
 
-from math import isfinite
-
 import torch
 from torch import Tensor, nn
 
 from spatially.errors import UserError
-from spatially.nn.check import odd
+from spatially.nn.check import number, odd, whole
 from spatially.nn.relative_position import Grid, check_sides, pairs
 
 
@@ -36,11 +34,8 @@ class GaussianBias(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if heads < 1:
-            raise UserError(f"heads must be at least 1: got {heads}")
-        for name, value in (("amplitude", amplitude), ("sigma", sigma)):
-            if not isfinite(value):
-                raise UserError(f"{name} must be finite: got {value}")
+        whole("heads", heads)
+        amplitude, sigma = number("amplitude", amplitude), number("sigma", sigma)
         if sigma == 0:
             raise UserError("sigma must not be 0: the bias divides by its square")
         self.starts = (amplitude, sigma)

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spatially.errors import UserError, unknown
+from spatially.nn.check import flag, odd
 from spatially.nn.conv_projection import PARTS, ConvProjection
 from spatially.subject import Subject
 from spatially.surgery.change import Change, Edits
-from spatially.surgery.check import flag, odd
 from spatially.surgery.hosts import WindowLayer
 from spatially.surgery.layers import drop_table, find_windows, take_kinds
 

@@ -22,10 +22,10 @@ from typing import Any
 from torch import nn
 
 from spatially.errors import UserError
+from spatially.nn.check import flag, number
 from spatially.nn.gaussian_bias import GaussianBias
 from spatially.subject import Subject
 from spatially.surgery.change import Change, Edits, module_of
-from spatially.surgery.check import flag, number
 from spatially.surgery.grid import Grid
 from spatially.surgery.hosts import SUPPORTED, BiasPlace, Host, find
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from spatially.errors import UserError
+from spatially.nn.check import flag
 from spatially.subject import Subject
 from spatially.surgery.change import Change, Edits, module_of, options_in_force
-from spatially.surgery.check import flag
 from spatially.surgery.hosts import SUPPORTED, Position, find
 
 OPERATION = "reset_positions"

@@ -12,10 +12,10 @@ After `convolve_projection(swin, "key")` it is Swin-T_m.
 from torch import nn
 
 from spatially.errors import UserError, unknown
+from spatially.nn.check import flag, odd
 from spatially.nn.regular_attention import BORDERS
 from spatially.subject import Subject
 from spatially.surgery.change import Change, Edits
-from spatially.surgery.check import flag, odd
 from spatially.surgery.hosts import WindowLayer
 from spatially.surgery.layers import drop_table, find_windows, take_kinds
 

@@ -93,7 +93,7 @@ def test_mistakes_are_named():
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 @pytest.mark.parametrize("name", ["sigma", "amplitude"])
 def test_values_must_be_finite(name: str, value: float):
-    with pytest.raises(UserError, match=f"{name} must be finite"):
+    with pytest.raises(UserError, match=f"{name} must be a finite number"):
         GaussianBias(**{name: value})
 
 

@@ -137,7 +137,7 @@ def test_mistakes(make: Callable[..., nn.Module]) -> None:
     model = make("timm swin")
     with pytest.raises(UserError, match="unknown projection 'keys': did you mean 'key'"):
         convolve_projection(model, "keys")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="kernel_size must be odd"):
+    with pytest.raises(UserError, match="kernel_size must be an odd positive whole number"):
         convolve_projection(model, kernel_size=2)
     convolve_projection(model, "key")
     with pytest.raises(UserError, match=r"3×3 convolution for its key already"):

@@ -189,7 +189,7 @@ def test_mistakes(make: Callable[..., nn.Module]) -> None:
     with pytest.raises(UserError, match="VisionTransformer not"):
         regularise_receptive_field(make("timm vit"))
     model = make("timm swin")
-    with pytest.raises(UserError, match="window must be odd"):
+    with pytest.raises(UserError, match="window must be an odd positive whole number"):
         regularise_receptive_field(model, window=4)
     with pytest.raises(UserError, match="unknown border 'reflect'"):
         regularise_receptive_field(model, border="reflect")
