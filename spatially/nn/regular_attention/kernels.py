@@ -1,21 +1,38 @@
 r"""Triton kernels of query-centred attention: forward, and backward for queries, for keys, and for the bias.
 
-A program owns a tile of QROWS×QCOLUMNS queries of one head. The keys that the tile sees pass by in steps of CHUNK rows of
-KCOLUMNS keys; each step is a pair of matrix products, and what lies outside a query's own square is −∞. The softmax is
-taken on the way (largest logit and sum so far), so that nothing but q, k, v, the output and one log-sum-exp a query touches
-memory.
+A program of one warp owns a tile of ROWS×COLUMNS queries of one head. The keys that the tile sees pass by in chunks of CHUNK
+rows of KCOLUMNS keys, fetched by the chip's own copy engine through tensor descriptors (what lies outside the image reads as
+0); each chunk is a pair of matrix products. Nothing but q, k, v, the output and one log-sum-exp a query touches memory.
+
+These kernels are bound by the instructions they issue, so that each number sees few:
+
+* What lies outside a query's own square gets −∞: by columns as the start of the matrix product, by rows together with the
+  subtraction of the softmax's reference, where a whole row of keys shares one number.
+* The softmax needs a reference near the largest logit, not the largest itself. It is taken from a chunk in the middle, and the
+  other chunks are not searched. Should a sum then leave the range of exact arithmetic, the tile is done again, with the
+  largest logit so far.
 
 The backward pass computes the logits again, once by queries (dq) and once by keys (dk, dv): every sum belongs to one
 program, so there are no atomic operations, and results are the same bits each time. The gradient of a bias that learns is
 summed down a strip of tiles, whose offsets are all alike, and then over the strips by PyTorch.
 
-Logarithms are to base 2. BORDER is 0 for mask, 1 for zero, 2 for shift.
+Descriptors see maps as (B, heads, H, W, D). Logarithms are to base 2. BORDER is 0 for mask, 1 for zero, 2 for shift. A bias
+comes as `table` (heads, queries of a tile, keys of a tile), divided by the scale and −∞ outside the square; with shift, whose
+squares slide, as (heads, WINDOW, WINDOW).
 """
 
 import triton
 import triton.language as tl
 
 MASK, ZERO, SHIFT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+LOWEST = tl.constexpr(-1e30)  # below every logit, yet a number: differences stay defined
+
+
+@triton.jit
+def place(across, STEPS_ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Image, head and the first row and column of this program's tile."""
+    strip, column = tl.program_id(1) // across, tl.program_id(1) % across
+    return tl.program_id(2), tl.program_id(0), strip * STEPS_ROWS, column * COLUMNS
 
 
 @triton.jit
@@ -28,304 +45,286 @@ def first_key(place, length, WINDOW: tl.constexpr, BORDER: tl.constexpr):
 
 
 @triton.jit
-def with_bias(logits, bias, down, across, WINDOW: tl.constexpr, BIAS: tl.constexpr):
-    """Logits with the bias (to base 2) of their slots, and −∞ outside the square."""
-    taken = (down >= 0) & (down < WINDOW) & (across >= 0) & (across < WINDOW)
-    if BIAS:
-        logits += tl.load(bias + down * WINDOW + across, mask=taken, other=0.0).to(tl.float32) * 1.4426950408889634
-    return tl.where(taken, logits, float("-inf"))
+def key_range(place, length, WINDOW: tl.constexpr, BORDER: tl.constexpr):
+    """The keys from the first to before the last that take part for the query in a place."""
+    start = first_key(place, length, WINDOW, BORDER)
+    end = start + WINDOW
+    if BORDER != ZERO:
+        start, end = tl.maximum(start, 0), tl.minimum(end, length)
+    return start, end
+
+
+@triton.jit
+def outside(number, start, end):
+    """0 where start ≤ number < end, else −∞."""
+    return tl.where((number >= start) & (number < end), 0.0, float("-inf"))
+
+
+@triton.jit
+def slots(table, scale, down, over, WINDOW: tl.constexpr):
+    """The bias of slots (down, over) from a table (WINDOW, WINDOW), in units of the matrix product."""
+    taken = (down >= 0) & (down < WINDOW) & (over >= 0) & (over < WINDOW)
+    return tl.load(table + down * WINDOW + over, mask=taken, other=0.0) * (1.4426950408889634 / scale)
+
+
+@triton.jit
+def start_of(
+    band, table, scale, chunk, key_y, key_x, first_y, first_x,
+    WINDOW: tl.constexpr, BORDER: tl.constexpr, BIAS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """What the product of queries and keys starts from: −∞ in columns outside the square, and the bias."""
+    if BIAS and BORDER == SHIFT:
+        band += slots(table, scale, key_y[None, :] - first_y[:, None], key_x[None, :] - first_x[:, None], WINDOW)
+    elif BIAS:
+        m, n = tl.arange(0, M), tl.arange(0, N)
+        band += tl.load(table + m[:, None] * (CHUNKS * N) + chunk * N + n[None, :])
+    return band
 
 
 @triton.jit
 def forward(
-    query, key, value, bias, out, lse,
-    query_image, query_row, query_column, query_head,
-    key_image, key_row, key_column, key_head,
-    value_image, value_row, value_column, value_head,
-    height, width, heads, size, across, strips, scale,
+    query, key, value, table, out, lse, height, width, across, scale,
     WINDOW: tl.constexpr, BORDER: tl.constexpr, BIAS: tl.constexpr,
-    QROWS: tl.constexpr, QCOLUMNS: tl.constexpr, KROWS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr,
-    SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+    SIZE: tl.constexpr, PRECISION: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
-    head, rest = program % heads, program // heads
-    tile, rest = rest % across, rest // across
-    strip, image = rest % strips, (rest // strips).to(tl.int64)
-    m, n, d = tl.arange(0, QROWS * QCOLUMNS), tl.arange(0, CHUNK * KCOLUMNS), tl.arange(0, SIZE)
-    channel = d < size
-
-    query += image * query_image + head * query_head
-    key += image * key_image + head * key_head
-    value += image * value_image + head * value_head
-    bias += head * WINDOW * WINDOW
-    out += (image * height * width * heads + head) * size
-    lse += (image * heads + head) * height * width
-
-    y, x = strip * QROWS + m // QCOLUMNS, tile * QCOLUMNS + m % QCOLUMNS
+    image, head, top, left = place(across, ROWS, COLUMNS)
+    M: tl.constexpr = ROWS * COLUMNS
+    N: tl.constexpr = CHUNK * KCOLUMNS
+    MIDDLE: tl.constexpr = max(WINDOW // 2, ROWS - 1) // CHUNK  # holds keys of every query
+    m, n = tl.arange(0, M), tl.arange(0, N)
+    y, x = top + m // COLUMNS, left + m % COLUMNS
     here = (y < height) & (x < width)
-    start_y, start_x = first_key(y, height, WINDOW, BORDER), first_key(x, width, WINDOW, BORDER)
-    begin_y = first_key(strip * QROWS, height, WINDOW, BORDER)
-    key_x = first_key(tile * QCOLUMNS, width, WINDOW, BORDER) + n % KCOLUMNS
-    q = tl.load(
-        query + (y * query_row + x * query_column)[:, None] + d[None, :],
-        mask=here[:, None] & channel[None, :],
-        other=0.0,
-    )
-    largest = tl.full((QROWS * QCOLUMNS,), -1e30, tl.float32)
-    total = tl.zeros((QROWS * QCOLUMNS,), tl.float32)
-    result = tl.zeros((QROWS * QCOLUMNS, SIZE), tl.float32)
-    for chunk in range(KROWS // CHUNK):
+    begin_y, begin_x = first_key(top, height, WINDOW, BORDER), first_key(left, width, WINDOW, BORDER)
+    first_y, first_x = first_key(y, height, WINDOW, BORDER), first_key(x, width, WINDOW, BORDER)
+    start_y, end_y = key_range(y, height, WINDOW, BORDER)
+    start_x, end_x = key_range(x, width, WINDOW, BORDER)
+    key_x = begin_x + n % KCOLUMNS
+    band = outside(key_x[None, :], start_x[:, None], end_x[:, None])
+    if BIAS:
+        table += head * (WINDOW * WINDOW if BORDER == SHIFT else M * CHUNKS * N)
+
+    q = query.load([image, head, top, left, 0]).reshape(M, SIZE)
+    k = key.load([image, head, begin_y + MIDDLE * CHUNK, begin_x, 0]).reshape(N, SIZE)
+    v = value.load([image, head, begin_y + MIDDLE * CHUNK, begin_x, 0]).reshape(N, SIZE)
+    key_y = begin_y + MIDDLE * CHUNK + n // KCOLUMNS
+    acc = start_of(band, table, scale, MIDDLE, key_y, key_x, first_y, first_x, WINDOW, BORDER, BIAS, M, N, CHUNKS)
+    logits = tl.dot(q, tl.trans(k), acc=acc, input_precision=PRECISION)
+    logits = tl.where((key_y[None, :] >= start_y[:, None]) & (key_y[None, :] < end_y[:, None]), logits, float("-inf"))
+    reference = tl.maximum(tl.max(logits, 1), LOWEST) * scale
+    weights = tl.exp2(logits * scale - reference[:, None])
+    sums = tl.sum(weights.reshape(M, N // 8, 8), 1)  # what one thread holds: no exchange until the end
+    result = tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+    for turn in range(CHUNKS - 1):
+        chunk = turn + (turn >= MIDDLE)
+        k = key.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
+        v = value.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
         key_y = begin_y + chunk * CHUNK + n // KCOLUMNS
-        inside = (key_x >= 0) & (key_x < width) & (key_y >= 0) & (key_y < height)
-        seen = inside[:, None] & channel[None, :]
-        k = tl.load(key + (key_y * key_row + key_x * key_column)[:, None] + d[None, :], mask=seen, other=0.0)
-        v = tl.load(value + (key_y * value_row + key_x * value_column)[:, None] + d[None, :], mask=seen, other=0.0)
-        logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        logits = with_bias(
-            logits, bias, key_y[None, :] - start_y[:, None], key_x[None, :] - start_x[:, None], WINDOW, BIAS
-        )
-        if BORDER != ZERO:
-            logits = tl.where(inside[None, :], logits, float("-inf"))
-        larger = tl.maximum(largest, tl.max(logits, 1))
-        weights = tl.exp2(logits - larger[:, None])
-        shrink = tl.exp2(largest - larger)
-        total = total * shrink + tl.sum(weights, 1)
-        result = tl.dot(weights.to(v.dtype), v, acc=result * shrink[:, None], input_precision=PRECISION)
-        largest = larger
-    place = y * width + x
-    result = result / total[:, None]
-    tl.store(
-        out + (place * heads * size)[:, None] + d[None, :],
-        result.to(out.dtype.element_ty),
-        mask=here[:, None] & channel[None, :],
-    )
-    tl.store(lse + place, largest + tl.log2(total), mask=here)
+        acc = start_of(band, table, scale, chunk, key_y, key_x, first_y, first_x, WINDOW, BORDER, BIAS, M, N, CHUNKS)
+        logits = tl.dot(q, tl.trans(k), acc=acc, input_precision=PRECISION)
+        taken = (key_y[None, :] >= start_y[:, None]) & (key_y[None, :] < end_y[:, None])
+        weights = tl.exp2(logits * scale + tl.where(taken, -reference[:, None], float("-inf")))
+        sums += tl.sum(weights.reshape(M, N // 8, 8), 1)
+        result = tl.dot(weights.to(v.dtype), v, acc=result, input_precision=PRECISION)
+    total = tl.sum(sums, 1)
+
+    if tl.max(tl.where(here, total, 0.0), 0) > LIMIT:  # too far above the reference: with the largest so far
+        reference = tl.full((M,), LOWEST, tl.float32)
+        total = tl.zeros((M,), tl.float32)
+        result = tl.zeros((M, SIZE), tl.float32)
+        for chunk in range(CHUNKS):
+            k = key.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
+            v = value.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
+            key_y = begin_y + chunk * CHUNK + n // KCOLUMNS
+            acc = start_of(
+                band, table, scale, chunk, key_y, key_x, first_y, first_x, WINDOW, BORDER, BIAS, M, N, CHUNKS
+            )
+            logits = tl.dot(q, tl.trans(k), acc=acc, input_precision=PRECISION) * scale
+            taken = (key_y[None, :] >= start_y[:, None]) & (key_y[None, :] < end_y[:, None])
+            logits = tl.where(taken, logits, float("-inf"))
+            larger = tl.maximum(reference, tl.max(logits, 1))
+            weights = tl.exp2(logits - larger[:, None])
+            shrink = tl.exp2(reference - larger)
+            total = total * shrink + tl.sum(weights, 1)
+            result = tl.dot(weights.to(v.dtype), v, acc=result * shrink[:, None], input_precision=PRECISION)
+            reference = larger
+
+    result = result * (1.0 / total)[:, None]
+    out.store([image, head, top, left, 0], result.to(out.dtype).reshape(1, 1, ROWS, COLUMNS, SIZE))
+    lse += (image * tl.num_programs(0) + head).to(tl.int64) * height * width
+    tl.store(lse + y * width + x, reference + tl.log2(total), mask=here)
 
 
 @triton.jit
 def backward_queries(
-    query, key, value, bias, out, lse, gradient, query_gradient, delta,
-    query_image, query_row, query_column, query_head,
-    key_image, key_row, key_column, key_head,
-    value_image, value_row, value_column, value_head,
-    gradient_image, gradient_row, gradient_column, gradient_head,
-    dq_image, dq_row, dq_column, dq_head,
-    height, width, heads, size, across, strips, scale, plain_scale,
+    query, key, value, table, out, lse, gradient, query_gradient, delta, height, width, across, scale, plain_scale,
     WINDOW: tl.constexpr, BORDER: tl.constexpr, BIAS: tl.constexpr,
-    QROWS: tl.constexpr, QCOLUMNS: tl.constexpr, KROWS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq, and on the way delta, the product of output and incoming gradient, which the other kernels need."""
-    program = tl.program_id(0)
-    head, rest = program % heads, program // heads
-    tile, rest = rest % across, rest // across
-    strip, image = rest % strips, (rest // strips).to(tl.int64)
-    m, n, d = tl.arange(0, QROWS * QCOLUMNS), tl.arange(0, CHUNK * KCOLUMNS), tl.arange(0, SIZE)
-    channel = d < size
-
-    query += image * query_image + head * query_head
-    key += image * key_image + head * key_head
-    value += image * value_image + head * value_head
-    gradient += image * gradient_image + head * gradient_head
-    query_gradient += image * dq_image + head * dq_head
-    bias += head * WINDOW * WINDOW
-    out += (image * height * width * heads + head) * size
-    lse += (image * heads + head) * height * width
-    delta += (image * heads + head) * height * width
-
-    y, x = strip * QROWS + m // QCOLUMNS, tile * QCOLUMNS + m % QCOLUMNS
+    image, head, top, left = place(across, ROWS, COLUMNS)
+    M: tl.constexpr = ROWS * COLUMNS
+    N: tl.constexpr = CHUNK * KCOLUMNS
+    m, n = tl.arange(0, M), tl.arange(0, N)
+    y, x = top + m // COLUMNS, left + m % COLUMNS
     here = (y < height) & (x < width)
-    whole = here[:, None] & channel[None, :]
-    place = y * width + x
-    start_y, start_x = first_key(y, height, WINDOW, BORDER), first_key(x, width, WINDOW, BORDER)
-    begin_y = first_key(strip * QROWS, height, WINDOW, BORDER)
-    key_x = first_key(tile * QCOLUMNS, width, WINDOW, BORDER) + n % KCOLUMNS
-    q = tl.load(query + (y * query_row + x * query_column)[:, None] + d[None, :], mask=whole, other=0.0)
-    do = tl.load(gradient + (y * gradient_row + x * gradient_column)[:, None] + d[None, :], mask=whole, other=0.0)
-    o = tl.load(out + (place * heads * size)[:, None] + d[None, :], mask=whole, other=0.0)
-    total = tl.load(lse + place, mask=here, other=float("inf"))
+    begin_y, begin_x = first_key(top, height, WINDOW, BORDER), first_key(left, width, WINDOW, BORDER)
+    first_y, first_x = first_key(y, height, WINDOW, BORDER), first_key(x, width, WINDOW, BORDER)
+    start_y, end_y = key_range(y, height, WINDOW, BORDER)
+    start_x, end_x = key_range(x, width, WINDOW, BORDER)
+    key_x = begin_x + n % KCOLUMNS
+    band = outside(key_x[None, :], start_x[:, None], end_x[:, None])
+    if BIAS:
+        table += head * (WINDOW * WINDOW if BORDER == SHIFT else M * CHUNKS * N)
+    pixels = (image * tl.num_programs(0) + head).to(tl.int64) * height * width + y * width + x
+
+    q = query.load([image, head, top, left, 0]).reshape(M, SIZE)
+    do = gradient.load([image, head, top, left, 0]).reshape(M, SIZE)
+    o = out.load([image, head, top, left, 0]).reshape(M, SIZE)
+    reference = tl.load(lse + pixels, mask=here, other=float("inf"))
     mean = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
-    tl.store(delta + place, mean, mask=here)
-    dq = tl.zeros((QROWS * QCOLUMNS, SIZE), tl.float32)
-    for chunk in range(KROWS // CHUNK):
+    tl.store(delta + pixels, mean, mask=here)
+    means = tl.zeros((M, N), tl.float32) - mean[:, None]
+    dq = tl.zeros((M, SIZE), tl.float32)
+    for chunk in range(CHUNKS):
+        k = key.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
+        v = value.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
         key_y = begin_y + chunk * CHUNK + n // KCOLUMNS
-        inside = (key_x >= 0) & (key_x < width) & (key_y >= 0) & (key_y < height)
-        seen = inside[:, None] & channel[None, :]
-        k = tl.load(key + (key_y * key_row + key_x * key_column)[:, None] + d[None, :], mask=seen, other=0.0)
-        v = tl.load(value + (key_y * value_row + key_x * value_column)[:, None] + d[None, :], mask=seen, other=0.0)
-        logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        logits = with_bias(
-            logits, bias, key_y[None, :] - start_y[:, None], key_x[None, :] - start_x[:, None], WINDOW, BIAS
-        )
-        if BORDER != ZERO:
-            logits = tl.where(inside[None, :], logits, float("-inf"))
-        weights = tl.exp2(logits - total[:, None])
-        slope = weights * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - mean[:, None])
+        acc = start_of(band, table, scale, chunk, key_y, key_x, first_y, first_x, WINDOW, BORDER, BIAS, M, N, CHUNKS)
+        logits = tl.dot(q, tl.trans(k), acc=acc, input_precision=PRECISION)
+        taken = (key_y[None, :] >= start_y[:, None]) & (key_y[None, :] < end_y[:, None])
+        weights = tl.exp2(logits * scale + tl.where(taken, -reference[:, None], float("-inf")))
+        slope = weights * tl.dot(do, tl.trans(v), acc=means, input_precision=PRECISION)
         dq = tl.dot(slope.to(k.dtype), k, acc=dq, input_precision=PRECISION)
-    dq = dq * plain_scale
-    tl.store(
-        query_gradient + (y * dq_row + x * dq_column)[:, None] + d[None, :],
-        dq.to(query_gradient.dtype.element_ty),
-        mask=whole,
-    )
+    dq = (dq * plain_scale).to(query_gradient.dtype)
+    query_gradient.store([image, head, top, left, 0], dq.reshape(1, 1, ROWS, COLUMNS, SIZE))
 
 
 @triton.jit
 def backward_keys(
-    query, key, value, bias, lse, gradient, delta, key_gradient, value_gradient,
-    query_image, query_row, query_column, query_head,
-    key_image, key_row, key_column, key_head,
-    value_image, value_row, value_column, value_head,
-    gradient_image, gradient_row, gradient_column, gradient_head,
-    dk_image, dk_row, dk_column, dk_head,
-    dv_image, dv_row, dv_column, dv_head,
-    height, width, heads, size, across, strips, scale, plain_scale,
+    query, key, value, table, lse, gradient, delta, key_gradient, value_gradient,
+    height, width, across, scale, plain_scale,
     WINDOW: tl.constexpr, BORDER: tl.constexpr, BIAS: tl.constexpr,
-    QROWS: tl.constexpr, QCOLUMNS: tl.constexpr, KROWS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv, roles swapped: QROWS×QCOLUMNS are the keys of a tile, and the queries that see them pass by."""
-    program = tl.program_id(0)
-    head, rest = program % heads, program // heads
-    tile, rest = rest % across, rest // across
-    strip, image = rest % strips, (rest // strips).to(tl.int64)
-    m, n, d = tl.arange(0, QROWS * QCOLUMNS), tl.arange(0, CHUNK * KCOLUMNS), tl.arange(0, SIZE)
-    channel = d < size
+    """dk and dv, roles swapped: ROWS×COLUMNS are the keys of a tile, and the queries that see them pass by."""
+    image, head, top, left = place(across, ROWS, COLUMNS)
+    M: tl.constexpr = ROWS * COLUMNS
+    N: tl.constexpr = CHUNK * KCOLUMNS
+    m, n = tl.arange(0, M), tl.arange(0, N)
+    y, x = top + m // COLUMNS, left + m % COLUMNS
+    if BIAS:
+        table += head * (WINDOW * WINDOW if BORDER == SHIFT else M * CHUNKS * N)
+    pixels = (image * tl.num_programs(0) + head).to(tl.int64) * height * width
+    lse += pixels
+    delta += pixels
 
-    query += image * query_image + head * query_head
-    key += image * key_image + head * key_head
-    value += image * value_image + head * value_head
-    gradient += image * gradient_image + head * gradient_head
-    key_gradient += image * dk_image + head * dk_head
-    value_gradient += image * dv_image + head * dv_head
-    bias += head * WINDOW * WINDOW
-    lse += (image * heads + head) * height * width
-    delta += (image * heads + head) * height * width
-
-    top, left = strip * QROWS, tile * QCOLUMNS
-    y, x = top + m // QCOLUMNS, left + m % QCOLUMNS
-    here = (y < height) & (x < width)
-    whole = here[:, None] & channel[None, :]
-    k = tl.load(key + (y * key_row + x * key_column)[:, None] + d[None, :], mask=whole, other=0.0)
-    v = tl.load(value + (y * value_row + x * value_column)[:, None] + d[None, :], mask=whole, other=0.0)
+    k = key.load([image, head, top, left, 0]).reshape(M, SIZE)
+    v = value.load([image, head, top, left, 0]).reshape(M, SIZE)
     first_y, first_x = top - WINDOW // 2, left - WINDOW // 2
-    turns_y, turns_x = KROWS // CHUNK, 1
+    turns_y, turns_x = CHUNKS, 1
     if BORDER == SHIFT:  # a key near the border is seen from farther away, since squares slide inward
-        bottom, right = tl.minimum(top + QROWS, height) - 1, tl.minimum(left + QCOLUMNS, width) - 1
+        bottom, right = tl.minimum(top + ROWS, height) - 1, tl.minimum(left + COLUMNS, width) - 1
         first_y, first_x = tl.where(top < WINDOW, 0, first_y), tl.where(left < WINDOW, 0, first_x)
         last_y = tl.where(bottom >= height - WINDOW, height - 1, bottom + WINDOW // 2)
         last_x = tl.where(right >= width - WINDOW, width - 1, right + WINDOW // 2)
         turns_y, turns_x = (last_y - first_y) // CHUNK + 1, (last_x - first_x) // KCOLUMNS + 1
-    dk = tl.zeros((QROWS * QCOLUMNS, SIZE), tl.float32)
-    dv = tl.zeros((QROWS * QCOLUMNS, SIZE), tl.float32)
+    dk = tl.zeros((M, SIZE), tl.float32)
+    dv = tl.zeros((M, SIZE), tl.float32)
+    query_x = first_x + n % KCOLUMNS
+    start_x = first_key(query_x, width, WINDOW, BORDER)
+    band = outside(x[:, None], start_x[None, :], start_x[None, :] + WINDOW)
     for turn in range(turns_y * turns_x):
-        query_y = first_y + (turn // turns_x) * CHUNK + n // KCOLUMNS
-        query_x = first_x + (turn % turns_x) * KCOLUMNS + n % KCOLUMNS
+        row, column = first_y + (turn // turns_x) * CHUNK, first_x
+        if BORDER == SHIFT:
+            column += (turn % turns_x) * KCOLUMNS
+            query_x = column + n % KCOLUMNS
+            start_x = first_key(query_x, width, WINDOW, BORDER)
+            band = outside(x[:, None], start_x[None, :], start_x[None, :] + WINDOW)
+        q = query.load([image, head, row, column, 0]).reshape(N, SIZE)
+        do = gradient.load([image, head, row, column, 0]).reshape(N, SIZE)
+        query_y = row + n // KCOLUMNS
         inside = (query_y >= 0) & (query_y < height) & (query_x >= 0) & (query_x < width)
-        seen = inside[:, None] & channel[None, :]
-        place = query_y * width + query_x
-        q = tl.load(query + (query_y * query_row + query_x * query_column)[:, None] + d[None, :], mask=seen, other=0.0)
-        do = tl.load(
-            gradient + (query_y * gradient_row + query_x * gradient_column)[:, None] + d[None, :], mask=seen, other=0.0
-        )
-        total = tl.load(lse + place, mask=inside, other=float("inf"))
-        mean = tl.load(delta + place, mask=inside, other=0.0)
-        slot_y = y[:, None] - first_key(query_y, height, WINDOW, BORDER)[None, :]
-        slot_x = x[:, None] - first_key(query_x, width, WINDOW, BORDER)[None, :]
-        logits = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
-        logits = with_bias(logits, bias, slot_y, slot_x, WINDOW, BIAS)
-        weights = tl.exp2(logits - total[None, :])
+        reference = tl.load(lse + query_y * width + query_x, mask=inside, other=float("inf"))
+        mean = tl.load(delta + query_y * width + query_x, mask=inside, other=0.0)
+        start_y = first_key(query_y, height, WINDOW, BORDER)
+        acc = band - (reference / scale)[None, :]
+        if BIAS and BORDER == SHIFT:
+            acc += slots(table, scale, y[:, None] - start_y[None, :], x[:, None] - start_x[None, :], WINDOW)
+        elif BIAS:
+            acc += tl.load(table + m[:, None] * (CHUNKS * N) + turn * N + n[None, :])
+        logits = tl.dot(k, tl.trans(q), acc=acc, input_precision=PRECISION)
+        taken = (y[:, None] >= start_y[None, :]) & (y[:, None] < start_y[None, :] + WINDOW)
+        weights = tl.exp2(logits * scale + tl.where(taken, 0.0, float("-inf")))
         dv = tl.dot(weights.to(do.dtype), do, acc=dv, input_precision=PRECISION)
-        slope = weights * (tl.dot(v, tl.trans(do), input_precision=PRECISION) - mean[None, :])
+        means = tl.zeros((M, N), tl.float32) - mean[None, :]
+        slope = weights * tl.dot(v, tl.trans(do), acc=means, input_precision=PRECISION)
         dk = tl.dot(slope.to(q.dtype), q, acc=dk, input_precision=PRECISION)
-    dk = dk * plain_scale
-    tl.store(
-        key_gradient + (y * dk_row + x * dk_column)[:, None] + d[None, :],
-        dk.to(key_gradient.dtype.element_ty),
-        mask=whole,
-    )
-    tl.store(
-        value_gradient + (y * dv_row + x * dv_column)[:, None] + d[None, :],
-        dv.to(value_gradient.dtype.element_ty),
-        mask=whole,
-    )
+    dk = (dk * plain_scale).to(key_gradient.dtype)
+    key_gradient.store([image, head, top, left, 0], dk.reshape(1, 1, ROWS, COLUMNS, SIZE))
+    value_gradient.store([image, head, top, left, 0], dv.to(value_gradient.dtype).reshape(1, 1, ROWS, COLUMNS, SIZE))
 
 
 @triton.jit
 def backward_bias(
-    query, key, value, bias, lse, gradient, delta, partial,
-    query_image, query_row, query_column, query_head,
-    key_image, key_row, key_column, key_head,
-    value_image, value_row, value_column, value_head,
-    gradient_image, gradient_row, gradient_column, gradient_head,
-    height, width, heads, size, across, strips, scale,
+    query, key, value, table, lse, gradient, delta, partial, height, width, across, scale,
     WINDOW: tl.constexpr, BORDER: tl.constexpr,
-    QROWS: tl.constexpr, QCOLUMNS: tl.constexpr, KROWS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     SIZE: tl.constexpr, STEPS: tl.constexpr, SLOTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradients of the logits, summed over STEPS tiles below each other: by pair of a tile, with ``shift`` by slot.
 
     A program takes one chunk of the keys, the same in all its tiles.
     """
-    program = tl.program_id(0)
-    chunk, rest = program % (KROWS // CHUNK), program // (KROWS // CHUNK)
-    head, rest = rest % heads, rest // heads
-    tile, rest = rest % across, rest // across
-    strip, image = rest % strips, (rest // strips).to(tl.int64)
-    m, n, d = tl.arange(0, QROWS * QCOLUMNS), tl.arange(0, CHUNK * KCOLUMNS), tl.arange(0, SIZE)
-    channel = d < size
-
-    query += image * query_image + head * query_head
-    key += image * key_image + head * key_head
-    value += image * value_image + head * value_head
-    gradient += image * gradient_image + head * gradient_head
-    bias += head * WINDOW * WINDOW
-    lse += (image * heads + head) * height * width
-    delta += (image * heads + head) * height * width
-
-    x = tile * QCOLUMNS + m % QCOLUMNS
-    key_x = first_key(tile * QCOLUMNS, width, WINDOW, BORDER) + n % KCOLUMNS
-    slot_x = key_x[None, :] - first_key(x, width, WINDOW, BORDER)[:, None]
+    chunk, head, image = tl.program_id(0) % CHUNKS, tl.program_id(0) // CHUNKS, tl.program_id(2)
+    strip, left = tl.program_id(1) // across, tl.program_id(1) % across * COLUMNS
+    heads = tl.num_programs(0) // CHUNKS
+    M: tl.constexpr = ROWS * COLUMNS
+    N: tl.constexpr = CHUNK * KCOLUMNS
+    m, n = tl.arange(0, M), tl.arange(0, N)
+    x = left + m % COLUMNS
+    begin_x, first_x = first_key(left, width, WINDOW, BORDER), first_key(x, width, WINDOW, BORDER)
+    start_x, end_x = key_range(x, width, WINDOW, BORDER)
+    key_x = begin_x + n % KCOLUMNS
+    band = outside(key_x[None, :], start_x[:, None], end_x[:, None])
+    table += head * (WINDOW * WINDOW if BORDER == SHIFT else M * CHUNKS * N)
+    pixels = (image * heads + head).to(tl.int64) * height * width
     if BORDER == SHIFT:
-        slots = tl.arange(0, SLOTS)
+        numbers = tl.arange(0, SLOTS)
         summed = tl.zeros((SLOTS,), tl.float32)
     else:
-        summed = tl.zeros((QROWS * QCOLUMNS, CHUNK * KCOLUMNS), tl.float32)
+        summed = tl.zeros((M, N), tl.float32)
     for step in range(STEPS):
-        top = (strip * STEPS + step) * QROWS
-        if top < height:
-            y = top + m // QCOLUMNS
-            here = (y < height) & (x < width)
-            whole = here[:, None] & channel[None, :]
-            place = y * width + x
-            key_y = first_key(top, height, WINDOW, BORDER) + chunk * CHUNK + n // KCOLUMNS
-            slot_y = key_y[None, :] - first_key(y, height, WINDOW, BORDER)[:, None]
-            inside = (key_x >= 0) & (key_x < width) & (key_y >= 0) & (key_y < height)
-            seen = inside[:, None] & channel[None, :]
-            q = tl.load(query + (y * query_row + x * query_column)[:, None] + d[None, :], mask=whole, other=0.0)
-            do = tl.load(
-                gradient + (y * gradient_row + x * gradient_column)[:, None] + d[None, :], mask=whole, other=0.0
-            )
-            k = tl.load(key + (key_y * key_row + key_x * key_column)[:, None] + d[None, :], mask=seen, other=0.0)
-            v = tl.load(value + (key_y * value_row + key_x * value_column)[:, None] + d[None, :], mask=seen, other=0.0)
-            total = tl.load(lse + place, mask=here, other=float("inf"))
-            mean = tl.load(delta + place, mask=here, other=0.0)
-            logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-            logits = with_bias(logits, bias, slot_y, slot_x, WINDOW, True)
-            if BORDER != ZERO:
-                logits = tl.where(inside[None, :], logits, float("-inf"))
-            weights = tl.exp2(logits - total[:, None])
-            slope = weights * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - mean[:, None])
-            if BORDER == SHIFT:
-                number = tl.where(
-                    (slot_y >= 0) & (slot_y < WINDOW) & (slot_x >= 0) & (slot_x < WINDOW), slot_y * WINDOW + slot_x, -1
-                )
-                for slot in range(WINDOW * WINDOW):
-                    summed += tl.where(slots == slot, tl.sum(tl.where(number == slot, slope, 0.0)), 0.0)
-            else:
-                summed += slope
+        top = (strip * STEPS + step) * ROWS
+        y = top + m // COLUMNS
+        here = (y < height) & (x < width)
+        begin_y, first_y = first_key(top, height, WINDOW, BORDER), first_key(y, height, WINDOW, BORDER)
+        start_y, end_y = key_range(y, height, WINDOW, BORDER)
+        key_y = begin_y + chunk * CHUNK + n // KCOLUMNS
+        q = query.load([image, head, top, left, 0]).reshape(M, SIZE)
+        do = gradient.load([image, head, top, left, 0]).reshape(M, SIZE)
+        k = key.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
+        v = value.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
+        reference = tl.load(lse + pixels + y * width + x, mask=here, other=float("inf"))
+        mean = tl.load(delta + pixels + y * width + x, mask=here, other=0.0)
+        acc = start_of(band, table, scale, chunk, key_y, key_x, first_y, first_x, WINDOW, BORDER, True, M, N, CHUNKS)
+        logits = tl.dot(q, tl.trans(k), acc=acc, input_precision=PRECISION)
+        taken = (key_y[None, :] >= start_y[:, None]) & (key_y[None, :] < end_y[:, None])
+        weights = tl.exp2(logits * scale + tl.where(taken, -reference[:, None], float("-inf")))
+        means = tl.zeros((M, N), tl.float32) - mean[:, None]
+        slope = weights * tl.dot(do, tl.trans(v), acc=means, input_precision=PRECISION)
+        if BORDER == SHIFT:
+            down, over = key_y[None, :] - first_y[:, None], key_x[None, :] - first_x[:, None]
+            number = tl.where((down >= 0) & (down < WINDOW) & (over >= 0) & (over < WINDOW), down * WINDOW + over, -1)
+            for slot in range(WINDOW * WINDOW):
+                summed += tl.where(numbers == slot, tl.sum(tl.where(number == slot, slope, 0.0)), 0.0)
+        else:
+            summed += slope
+    program = (image * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     if BORDER == SHIFT:
-        tl.store(partial + program.to(tl.int64) * SLOTS + slots, summed)
+        tl.store(partial + program * SLOTS + numbers, summed)
     else:
-        pair = m[:, None] * (CHUNK * KCOLUMNS) + n[None, :]
-        tl.store(partial + program.to(tl.int64) * (QROWS * QCOLUMNS * CHUNK * KCOLUMNS) + pair, summed)
+        tl.store(partial + program * (M * N) + m[:, None] * N + n[None, :], summed)

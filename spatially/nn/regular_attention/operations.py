@@ -5,17 +5,22 @@ with the keys apart; or three tensors (B, H, W, heads, D). Gradients come back i
 the output and one log-sum-exp a query. A second derivative is taken of the tiled path, which PyTorch can differentiate.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from spatially.nn.regular_attention import kernels, tiled
 from spatially.nn.regular_attention.field import BORDERS, Field
-from spatially.nn.regular_attention.shapes import Shape, choose
+from spatially.nn.regular_attention.shapes import Problem, choose
 
 LOG2E = 1.4426950408889634
 
@@ -32,23 +37,31 @@ def unpack(projections: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, value
 
 
+def readable(tensor: Tensor) -> Tensor:
+    """The tensor itself where descriptors can read it (addresses in steps of 16 bytes, channels side by side), or a copy."""
+    steps = [step for length, step in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if length > 1]
+    aligned = all(step and step * tensor.element_size() % 16 == 0 for step in steps)
+    if aligned and tensor.stride(-1) == 1 and tensor.data_ptr() % 16 == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
 @torch.library.custom_op("spatially::regular_attention", mutates_args=())
 def attention(
     projections: list[Tensor], bias: Tensor | None, window: int, border: str, scale: float
 ) -> tuple[Tensor, Tensor]:
     """The output, and the log-sum-exp (to base 2) of every query: (B, heads, H, W)."""
-    query, key, value = unpack(projections)
+    query, key, value = (readable(part) for part in unpack(projections))
     batch, height, width, heads, _ = query.shape
     out = torch.empty(query.shape, device=query.device, dtype=query.dtype)
     lse = torch.empty(batch, heads, height, width, device=query.device, dtype=torch.float32)
-    if not query.numel():
-        return out, lse
-    grid, place, launch = _launch("forward", query, window, border)
-    kernels.forward[grid](
-        query, key, value, query if bias is None else bias, out, lse,
-        *query.stride()[:4], *key.stride()[:4], *value.stride()[:4], *place, scale * LOG2E,
-        BIAS=bias is not None, **launch,
-    )  # fmt: skip
+    if query.numel():
+        launch = Launch("forward", query, bias, window, border, scale)
+        limit = 2.0**14 if query.dtype == torch.float16 else 2.0**64  # of a sum whose parts the dtype still holds
+        launch(
+            launch.tile(query), launch.keys(key), launch.keys(value), launch.table(), launch.tile(out), lse,
+            *launch.place, scale * LOG2E, LIMIT=limit,
+        )  # fmt: skip
     return out, lse
 
 
@@ -68,30 +81,26 @@ def backward(
     window: int, border: str, scale: float, learns: bool,
 ) -> tuple[list[Tensor], Tensor]:  # fmt: skip
     """Gradients of the projections, and of the bias (empty where it does not learn)."""
-    query, key, value = unpack(projections)
+    query, key, value = (readable(part) for part in unpack(projections))
     gradients = [torch.empty_like(part, memory_format=torch.contiguous_format) for part in projections]
     empty = query.new_empty(0, dtype=torch.float32)
     if not query.numel():
         return gradients, torch.zeros_like(bias) if learns and bias is not None else empty
     dq, dk, dv = unpack(gradients)
-    if gradient.stride(-1) != 1:
-        gradient = gradient.contiguous()
+    gradient = readable(gradient)
     delta = torch.empty_like(lse)
-    pointer = query if bias is None else bias
-    strides = (*query.stride()[:4], *key.stride()[:4], *value.stride()[:4], *gradient.stride()[:4])
-    grid, place, launch = _launch("backward_queries", query, window, border)
-    kernels.backward_queries[grid](
-        query, key, value, pointer, out, lse, gradient, dq, delta,
-        *strides, *dq.stride()[:4], *place, scale * LOG2E, scale, BIAS=bias is not None, **launch,
+    launch = Launch("backward_queries", query, bias, window, border, scale)
+    launch(
+        launch.tile(query), launch.keys(key), launch.keys(value), launch.table(), launch.tile(out), lse,
+        launch.tile(gradient), launch.tile(dq), delta, *launch.place, scale * LOG2E, scale,
     )  # fmt: skip
-    grid, place, launch = _launch("backward_keys", query, window, border)
-    kernels.backward_keys[grid](
-        query, key, value, pointer, lse, gradient, delta, dk, dv,
-        *strides, *dk.stride()[:4], *dv.stride()[:4], *place, scale * LOG2E, scale, BIAS=bias is not None, **launch,
+    launch = Launch("backward_keys", query, bias, window, border, scale)
+    launch(
+        launch.keys(query), launch.tile(key), launch.tile(value), launch.table(), lse, launch.keys(gradient), delta,
+        launch.tile(dk), launch.tile(dv), *launch.place, scale * LOG2E, scale,
     )  # fmt: skip
     if not learns or bias is None:
         return gradients, empty
-
     return gradients, _bias_gradient(query, key, value, bias, lse, gradient, delta, window, border, scale)
 
 
@@ -100,23 +109,26 @@ def _bias_gradient(
     window: int, border: str, scale: float,
 ) -> Tensor:  # fmt: skip
     """Sums of many programs, in one order: the same bits each time."""
-    heads, shape = query.shape[3], _tile("backward_bias", query, window)
-    (programs,), place, launch = _launch("backward_bias", query, window, border)
-    rows, columns = shape.keys(window)
-    chunks, slots = rows // shape.chunk, triton.next_power_of_2(window * window)
-    cells = slots if border == "shift" else shape.rows * shape.columns * shape.chunk * columns
-    partial = torch.empty(programs * chunks, cells, device=query.device, dtype=torch.float32)
-    kernels.backward_bias[(programs * chunks,)](
-        query, key, value, bias, lse, gradient, delta, partial,
-        *query.stride()[:4], *key.stride()[:4], *value.stride()[:4], *gradient.stride()[:4], *place, scale * LOG2E,
-        STEPS=shape.steps, SLOTS=slots, **launch,
+    launch = Launch("backward_bias", query, bias, window, border, scale)
+    heads, shape, slots = query.shape[3], launch.shape, triton.next_power_of_2(window * window)
+    chunks, pairs = shape.chunks(window), (shape.rows * shape.columns, shape.chunk * shape.key_columns(window))
+    partial = torch.empty(
+        math.prod(launch.grid) * chunks, slots if border == "shift" else math.prod(pairs),
+        device=query.device, dtype=torch.float32,
     )  # fmt: skip
-    summed = partial.view(-1, heads, chunks, cells).sum(0)  # chunk and head are the fastest of the programs' numbers
+    launch.grid = (heads * chunks, *launch.grid[1:])
+    launch(
+        launch.tile(query), launch.keys(key), launch.keys(value), launch.table(), lse, launch.tile(gradient), delta,
+        partial, *launch.place, scale * LOG2E, STEPS=shape.steps, SLOTS=slots,
+    )  # fmt: skip
+    summed = partial.view(-1, heads, chunks, partial.shape[1]).sum(0)
     if border == "shift":
         table = summed.sum(1)[:, : window * window]
     else:
-        pairs = summed.view(heads, chunks, shape.rows * shape.columns, shape.chunk * columns).transpose(1, 2)
-        table = pairs.reshape(heads, -1).double() @ _slots(shape, window, query.device)
+        by_pair = summed.view(heads, chunks, *pairs).transpose(1, 2).reshape(heads, -1)
+        table = (
+            by_pair.double() @ (launch.slots[:, None] == torch.arange(window * window, device=query.device)).double()
+        )
     return table.reshape(bias.shape).to(bias.dtype)
 
 
@@ -129,42 +141,100 @@ def _(
     return parts, torch.empty_like(bias) if learns and bias is not None else out.new_empty(0, dtype=torch.float32)
 
 
-def _slots(shape: Shape, window: int, device: torch.device) -> Tensor:
-    """Which slot each pair of a tile's queries and keys is: (pairs, window²), one 1 a row at most."""
-    rows, columns = shape.keys(window)
-    down = torch.arange(rows, device=device) - torch.arange(shape.rows, device=device)[:, None]
-    across = torch.arange(columns, device=device) - torch.arange(shape.columns, device=device)[:, None]
-    slots = torch.arange(window, device=device)
-    one = (down[..., None] == slots).double(), (across[..., None] == slots).double()
-    pairs = torch.einsum("rks,clt->rcklst", *one)
-    return pairs.reshape(-1, window * window)
+@dataclass
+class Launch:
+    """One kernel for one problem: its shape, its programs, and its arguments in the forms that it takes."""
+
+    kernel: str
+    query: Tensor
+    bias: Tensor | None
+    window: int
+    border: str
+    scale: float
+
+    def __post_init__(self) -> None:
+        batch, height, width, heads, size = self.query.shape
+        problem = Problem(
+            self.kernel, height, width, self.window, size, self.query.element_size(), self.bias is not None
+        )
+        self.shape = choose(problem, _chip(self.query.device))
+        across, strips = -(-width // self.shape.columns), -(-height // (self.shape.rows * self.shape.steps))
+        self.grid = (heads, across * strips, batch)
+        self.place = (height, width, across)
+
+    def __call__(self, *arguments: Any, **constants: Any) -> None:
+        shape = self.shape
+        if self.kernel != "backward_bias":
+            constants["BIAS"] = self.bias is not None
+        if shape.registers is not None:
+            constants["maxnreg"] = shape.registers
+        getattr(kernels, self.kernel)[self.grid](
+            *arguments,
+            WINDOW=self.window,
+            BORDER=BORDERS.index(self.border),
+            ROWS=shape.rows,
+            COLUMNS=shape.columns,
+            KCOLUMNS=shape.key_columns(self.window),
+            CHUNK=shape.chunk,
+            CHUNKS=shape.chunks(self.window),
+            SIZE=self.block_size,
+            PRECISION="ieee" if self.query.dtype == torch.float32 else "tf32",
+            num_warps=shape.warps,
+            num_stages=shape.stages,
+            **constants,
+        )
+
+    @property
+    def block_size(self) -> int:
+        """Channels of a block: a power of two, 16 at least."""
+        return max(16, triton.next_power_of_2(self.query.shape[-1]))
+
+    def tile(self, tensor: Tensor) -> TensorDescriptor:
+        """A map that is read or written by tiles."""
+        return self._blocks(tensor, self.shape.rows, self.shape.columns)
+
+    def keys(self, tensor: Tensor) -> TensorDescriptor:
+        """A map that passes by a tile in chunks."""
+        return self._blocks(tensor, self.shape.chunk, self.shape.key_columns(self.window))
+
+    def _blocks(self, tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
+        maps = tensor.permute(0, 3, 1, 2, 4)
+        # The step along an axis of one place is never taken, but checked.
+        strides = [step if length > 1 else 16 for length, step in zip(maps.shape, maps.stride(), strict=True)]
+        return TensorDescriptor(maps, list(maps.shape), [*strides[:4], 1], [1, 1, rows, columns, self.block_size])
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """The slot (from 0 to window² − 1) of each pair of a tile's queries and keys, −1 outside the square: (pairs,)."""
+        rows, columns = self.shape.chunks(self.window) * self.shape.chunk, self.shape.key_columns(self.window)
+        return _pair_slots(self.shape.rows, self.shape.columns, rows, columns, self.window, self.query.device)
+
+    def table(self) -> Tensor:
+        """The bias as the kernel reads it (see there); anything where there is none."""
+        if self.bias is None:
+            return self.query
+        bias = self.bias.float()
+        if self.border == "shift":
+            return bias.contiguous()
+        slots = self.slots
+        if self.kernel == "backward_keys":  # where a query sees a key in slot s, the key sees it in the opposite one
+            slots = torch.where(slots < 0, -1, self.window**2 - 1 - slots)
+        table = (bias / self.scale).flatten(1)[:, slots.clamp(min=0)]
+        return table.masked_fill_(slots < 0, float("-inf"))
 
 
-def _tile(kernel: str, query: Tensor, window: int) -> Shape:
-    _, height, width, _, size = query.shape
-    return choose(kernel, height=height, width=width, window=window, size=size, bytes=query.element_size())
+@lru_cache(maxsize=64)
+def _pair_slots(rows: int, columns: int, key_rows: int, key_columns: int, window: int, device: torch.device) -> Tensor:
+    down = torch.arange(key_rows, device=device) - torch.arange(rows, device=device)[:, None]
+    over = torch.arange(key_columns, device=device) - torch.arange(columns, device=device)[:, None]
+    taken = [(slot >= 0) & (slot < window) for slot in (down, over)]
+    number = down[:, None, :, None] * window + over[None, :, None, :]
+    return torch.where(taken[0][:, None, :, None] & taken[1][None, :, None, :], number, -1).flatten()
 
 
-def _launch(kernel: str, query: Tensor, window: int, border: str) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:
-    """How many programs, what they need to know of the place, and the constants they are compiled with."""
-    batch, height, width, heads, size = query.shape
-    shape = _tile(kernel, query, window)
-    rows, columns = shape.keys(window)
-    across, strips = -(-width // shape.columns), -(-height // (shape.rows * shape.steps))
-    constants = {
-        "WINDOW": window,
-        "BORDER": BORDERS.index(border),
-        "QROWS": shape.rows,
-        "QCOLUMNS": shape.columns,
-        "KROWS": rows,
-        "KCOLUMNS": columns,
-        "CHUNK": shape.chunk,
-        "SIZE": max(16, triton.next_power_of_2(size)),
-        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
-        "num_warps": shape.warps,
-        "num_stages": shape.stages,
-    }
-    return (batch * heads * strips * across,), (height, width, heads, size, across, strips), constants
+@lru_cache
+def _chip(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -246,7 +316,9 @@ def attend(
 
 def attend_packed(projections: Sequence[Tensor], *, rows: Field, bias: Tensor | None, scale: float) -> Tensor:
     """The same of projections in any of their forms."""
-    parts = [part if part.stride(-1) == 1 else part.contiguous() for part in projections]
-    bias = None if bias is None else bias.contiguous()
+    size, step = projections[0].shape[-1], 16 // projections[0].element_size()
+    parts = list(projections)
+    if size % step:  # descriptors read 16 bytes at a time: further channels of 0 change nothing
+        parts = [F.pad(part, (0, -size % step)) for part in parts]
     out, _ = attention(parts, bias, rows.window, rows.border, scale)
-    return out
+    return out[..., :size]

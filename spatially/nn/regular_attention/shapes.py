@@ -1,25 +1,56 @@
-"""Shapes of the kernels' tiles: how many queries a program takes, how many rows of keys at a time, and with how many warps."""
+"""Shapes of the kernels' tiles: how many queries a program takes, how many rows of keys at a time, and how it is compiled.
 
-from dataclasses import dataclass
+The fastest shapes that `tune` measured stand in a table, `shapes.json`, by chip, kernel, window, size of a head, bytes of a
+number and grid. A problem takes the row of its chip and window that lies nearest; without one, a rule of thumb. The file
+named by SPATIALLY_SHAPES, which `tune --write` extends, is read too and goes first. Nothing is measured in a training run.
+"""
 
-SHARED_BYTES = 64 * 1024
+import json
+import math
+import os
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+SHARED_BYTES = 48 * 1024
 KERNELS = ("forward", "backward_queries", "backward_keys", "backward_bias")
+TABLE = Path(__file__).with_name("shapes.json")
+OWN_TABLE = "SPATIALLY_SHAPES"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A tile of rows×columns queries that takes `chunk` rows of keys at a time; warps and pipeline stages of a program."""
+    """A tile of rows×columns queries that takes `chunk` rows of keys at a time; warps, pipeline stages and registers."""
 
     rows: int
     columns: int
     chunk: int
-    warps: int
-    stages: int = 2
+    warps: int = 1
+    stages: int = 3
+    registers: int | None = None  # at most, for a thread; fewer let more programs run at once
     steps: int = 1  # tiles below each other that one program sums, for the bias alone
 
-    def keys(self, window: int) -> tuple[int, int]:
-        """The rows of keys that a tile sees, filled up to whole chunks, and the columns, to a power of two."""
-        return -(-(self.rows + window - 1) // self.chunk) * self.chunk, power(self.columns + window - 1)
+    def chunks(self, window: int) -> int:
+        """How many chunks hold the rows of keys that a tile sees."""
+        return -(-(self.rows + window - 1) // self.chunk)
+
+    def key_columns(self, window: int) -> int:
+        """The columns of keys that a tile sees, filled up to a power of two."""
+        return power(self.columns + window - 1)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a shape is chosen for: `size` of a head, `bytes` of a number."""
+
+    kernel: str
+    height: int
+    width: int
+    window: int
+    size: int
+    bytes: int
+    biased: bool
 
 
 def power(number: int) -> int:
@@ -27,23 +58,60 @@ def power(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def choose(kernel: str, *, height: int, width: int, window: int, size: int, bytes: int = 2) -> Shape:
-    """The shape for a problem: `size` of a head, `bytes` of a number.
+@lru_cache(maxsize=4096)
+def choose(problem: Problem, chip: str) -> Shape:
+    """The shape for a problem on a chip."""
+    rows = [row for row in _rows(os.environ.get(OWN_TABLE)) if _fits(row, problem, chip)]
+    if not rows:
+        return usual(problem)
+    nearest = min(rows, key=lambda row: abs(math.log(row["grid"] ** 2 / (problem.height * problem.width))))
+    return Shape(**nearest["shape"])
 
-    Sixteen queries are the smallest matrix product; a row of keys should hold little beside their squares. Measured on an
-    H200 (`tune`): larger grids like twice as many queries, as they read the keys less often.
+
+def usual(problem: Problem) -> Shape:
+    """A shape that does well without measuring.
+
+    Sixteen queries are the smallest matrix product, and thirty-two read the keys less often. A row of keys should hold
+    little beside their squares.
     """
-    rows, columns = (2, 8) if window in (7, 9) else (4, 4)
-    steps = 1
-    if kernel == "backward_bias":
-        steps = min(-(-height // rows), 8)
-    elif window == 7 and height >= 28 and size <= 64:
-        rows = 4
-    across = power(columns + window - 1)
-    # Keys and values of a chunk, for each stage, share a multiprocessor's memory with other programs.
-    chunk, stages = max(1, (32 if window == 7 else 64) // across), 3
-    while stages > 1 and 2 * stages * chunk * across * power(size) * bytes > SHARED_BYTES:
+    large = problem.size * problem.bytes > 128
+    rows, columns = (2 if large else 4, 8) if problem.window <= 9 else (4, 4)
+    across = power(columns + problem.window - 1)
+    chunk, stages = max(1, 32 // across), 3
+    while stages > 1 and 2 * stages * chunk * across * power(problem.size) * problem.bytes > SHARED_BYTES:
         stages -= 1
-    while chunk > 1 and 2 * stages * chunk * across * power(size) * bytes > SHARED_BYTES:
-        chunk //= 2
-    return Shape(rows, columns, chunk, 1 if size <= 64 else 2, stages, steps)
+    steps = min(-(-problem.height // rows), 8) if problem.kernel == "backward_bias" else 1
+    return Shape(rows, columns, chunk, 1 if problem.size <= 64 else 2, stages, steps=steps)
+
+
+def row(problem: Problem, chip: str, shape: Shape) -> dict[str, Any]:
+    """A row of the table."""
+    one = asdict(problem)
+    grid = round(math.sqrt(one.pop("height") * one.pop("width")))
+    return {"chip": chip, **one, "grid": grid, "shape": {k: v for k, v in asdict(shape).items() if v is not None}}
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Add rows to a table; a row for the same problem is replaced."""
+
+    def key(one: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(value for name, value in one.items() if name != "shape")
+
+    table = {key(one): one for one in [*(json.loads(path.read_text()) if path.exists() else []), *rows]}
+    lines = ",\n".join(json.dumps(one) for one in table.values())
+    path.write_text(f"[\n{lines}\n]\n")
+    _rows.cache_clear()
+    choose.cache_clear()
+
+
+@lru_cache
+def _rows(own: str | None) -> list[dict[str, Any]]:
+    files = [Path(own)] if own else []
+    return [one for path in [*files, TABLE] if path.exists() for one in json.loads(path.read_text())]
+
+
+def _fits(one: dict[str, Any], problem: Problem, chip: str) -> bool:
+    same = ("kernel", "window", "bytes", "biased")
+    if one["chip"] != chip or any(one[name] != getattr(problem, name) for name in same):
+        return False
+    return power(one["size"]) == power(problem.size)
