@@ -36,6 +36,23 @@ def place(across, STEPS_ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
+def read(map, y, x, row, column, here, size, SIZE: tl.constexpr):
+    """The vectors in places (y, x) of a map."""
+    d = tl.arange(0, SIZE)
+    return tl.load(
+        map + (y * row + x * column)[:, None] + d[None, :], mask=here[:, None] & (d < size)[None, :], other=0.0
+    )
+
+
+@triton.jit
+def write(map, vectors, y, x, row, column, here, size, SIZE: tl.constexpr):
+    """Put vectors into places (y, x) of a map."""
+    d = tl.arange(0, SIZE)
+    places = map + (y * row + x * column)[:, None] + d[None, :]
+    tl.store(places, vectors.to(map.dtype.element_ty), mask=here[:, None] & (d < size)[None, :])
+
+
+@triton.jit
 def first_key(place, length, WINDOW: tl.constexpr, BORDER: tl.constexpr):
     """The key at which the slots of the query in a place begin."""
     start = place - WINDOW // 2
@@ -68,6 +85,16 @@ def slots(table, scale, down, over, WINDOW: tl.constexpr):
 
 
 @triton.jit
+def statistics(lse, delta, y, x, height, width):
+    """The log-sum-exp and delta of queries in places (y, x); of those outside such that their weights are 0."""
+    inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
+    return (
+        tl.load(lse + y * width + x, mask=inside, other=float("inf")),
+        tl.load(delta + y * width + x, mask=inside, other=0.0),
+    )
+
+
+@triton.jit
 def start_of(
     band, table, scale, chunk, key_y, key_x, first_y, first_x,
     WINDOW: tl.constexpr, BORDER: tl.constexpr, BIAS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -84,7 +111,9 @@ def start_of(
 
 @triton.jit
 def forward(
-    query, key, value, table, out, lse, height, width, across, scale,
+    query, key, value, table, out, lse,
+    query_image, query_row, query_column, query_head, out_image, out_row, out_column, out_head,
+    height, width, size, across, scale,
     WINDOW: tl.constexpr, BORDER: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     SIZE: tl.constexpr, PRECISION: tl.constexpr, LIMIT: tl.constexpr,
@@ -105,25 +134,22 @@ def forward(
     if BIAS:
         table += head * (WINDOW * WINDOW if BORDER == SHIFT else M * CHUNKS * N)
 
-    q = query.load([image, head, top, left, 0]).reshape(M, SIZE)
-    k = key.load([image, head, begin_y + MIDDLE * CHUNK, begin_x, 0]).reshape(N, SIZE)
-    v = value.load([image, head, begin_y + MIDDLE * CHUNK, begin_x, 0]).reshape(N, SIZE)
-    key_y = begin_y + MIDDLE * CHUNK + n // KCOLUMNS
-    acc = start_of(band, table, scale, MIDDLE, key_y, key_x, first_y, first_x, WINDOW, BORDER, BIAS, M, N, CHUNKS)
-    logits = tl.dot(q, tl.trans(k), acc=acc, input_precision=PRECISION)
-    logits = tl.where((key_y[None, :] >= start_y[:, None]) & (key_y[None, :] < end_y[:, None]), logits, float("-inf"))
-    reference = tl.maximum(tl.max(logits, 1), LOWEST) * scale
-    weights = tl.exp2(logits * scale - reference[:, None])
-    sums = tl.sum(weights.reshape(M, N // 8, 8), 1)  # what one thread holds: no exchange until the end
-    result = tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-    for turn in range(CHUNKS - 1):
-        chunk = turn + (turn >= MIDDLE)
+    query += image.to(tl.int64) * query_image + head * query_head
+    q = read(query, y, x, query_row, query_column, here, size, SIZE)
+    reference = tl.full((M,), LOWEST, tl.float32)
+    sums = tl.zeros((M, 8), tl.float32)  # by what one thread holds: nothing is exchanged until the end
+    result = tl.zeros((M, SIZE), tl.float32)
+    for turn in range(CHUNKS):
+        chunk = (MIDDLE + turn) % CHUNKS
         k = key.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
         v = value.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
         key_y = begin_y + chunk * CHUNK + n // KCOLUMNS
         acc = start_of(band, table, scale, chunk, key_y, key_x, first_y, first_x, WINDOW, BORDER, BIAS, M, N, CHUNKS)
         logits = tl.dot(q, tl.trans(k), acc=acc, input_precision=PRECISION)
         taken = (key_y[None, :] >= start_y[:, None]) & (key_y[None, :] < end_y[:, None])
+        if turn == 0:
+            seen = tl.where(taken, logits, float("-inf"))
+            reference = tl.maximum(tl.max(seen, 1), LOWEST) * scale
         weights = tl.exp2(logits * scale + tl.where(taken, -reference[:, None], float("-inf")))
         sums += tl.sum(weights.reshape(M, N // 8, 8), 1)
         result = tl.dot(weights.to(v.dtype), v, acc=result, input_precision=PRECISION)
@@ -151,14 +177,18 @@ def forward(
             reference = larger
 
     result = result * (1.0 / total)[:, None]
-    out.store([image, head, top, left, 0], result.to(out.dtype).reshape(1, 1, ROWS, COLUMNS, SIZE))
+    out += image.to(tl.int64) * out_image + head * out_head
+    write(out, result, y, x, out_row, out_column, here, size, SIZE)
     lse += (image * tl.num_programs(0) + head).to(tl.int64) * height * width
     tl.store(lse + y * width + x, reference + tl.log2(total), mask=here)
 
 
 @triton.jit
 def backward_queries(
-    query, key, value, table, out, lse, gradient, query_gradient, delta, height, width, across, scale, plain_scale,
+    query, key, value, table, out, lse, gradient, query_gradient, delta,
+    query_image, query_row, query_column, query_head, out_image, out_row, out_column, out_head,
+    gradient_image, gradient_row, gradient_column, gradient_head, dq_image, dq_row, dq_column, dq_head,
+    height, width, size, across, scale, plain_scale,
     WINDOW: tl.constexpr, BORDER: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     SIZE: tl.constexpr, PRECISION: tl.constexpr,
@@ -180,9 +210,12 @@ def backward_queries(
         table += head * (WINDOW * WINDOW if BORDER == SHIFT else M * CHUNKS * N)
     pixels = (image * tl.num_programs(0) + head).to(tl.int64) * height * width + y * width + x
 
-    q = query.load([image, head, top, left, 0]).reshape(M, SIZE)
-    do = gradient.load([image, head, top, left, 0]).reshape(M, SIZE)
-    o = out.load([image, head, top, left, 0]).reshape(M, SIZE)
+    batch = image.to(tl.int64)
+    q = read(query + batch * query_image + head * query_head, y, x, query_row, query_column, here, size, SIZE)
+    do = read(
+        gradient + batch * gradient_image + head * gradient_head, y, x, gradient_row, gradient_column, here, size, SIZE
+    )
+    o = read(out + batch * out_image + head * out_head, y, x, out_row, out_column, here, size, SIZE)
     reference = tl.load(lse + pixels, mask=here, other=float("inf"))
     mean = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     tl.store(delta + pixels, mean, mask=here)
@@ -198,14 +231,16 @@ def backward_queries(
         weights = tl.exp2(logits * scale + tl.where(taken, -reference[:, None], float("-inf")))
         slope = weights * tl.dot(do, tl.trans(v), acc=means, input_precision=PRECISION)
         dq = tl.dot(slope.to(k.dtype), k, acc=dq, input_precision=PRECISION)
-    dq = (dq * plain_scale).to(query_gradient.dtype)
-    query_gradient.store([image, head, top, left, 0], dq.reshape(1, 1, ROWS, COLUMNS, SIZE))
+    query_gradient += batch * dq_image + head * dq_head
+    write(query_gradient, dq * plain_scale, y, x, dq_row, dq_column, here, size, SIZE)
 
 
 @triton.jit
 def backward_keys(
     query, key, value, table, lse, gradient, delta, key_gradient, value_gradient,
-    height, width, across, scale, plain_scale,
+    key_image, key_row, key_column, key_head, value_image, value_row, value_column, value_head,
+    dk_image, dk_row, dk_column, dk_head, dv_image, dv_row, dv_column, dv_head,
+    height, width, size, across, scale, plain_scale,
     WINDOW: tl.constexpr, BORDER: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     SIZE: tl.constexpr, PRECISION: tl.constexpr,
@@ -222,8 +257,9 @@ def backward_keys(
     lse += pixels
     delta += pixels
 
-    k = key.load([image, head, top, left, 0]).reshape(M, SIZE)
-    v = value.load([image, head, top, left, 0]).reshape(M, SIZE)
+    batch, here = image.to(tl.int64), (y < height) & (x < width)
+    k = read(key + batch * key_image + head * key_head, y, x, key_row, key_column, here, size, SIZE)
+    v = read(value + batch * value_image + head * value_head, y, x, value_row, value_column, here, size, SIZE)
     first_y, first_x = top - WINDOW // 2, left - WINDOW // 2
     turns_y, turns_x = CHUNKS, 1
     if BORDER == SHIFT:  # a key near the border is seen from farther away, since squares slide inward
@@ -237,6 +273,7 @@ def backward_keys(
     query_x = first_x + n % KCOLUMNS
     start_x = first_key(query_x, width, WINDOW, BORDER)
     band = outside(x[:, None], start_x[None, :], start_x[None, :] + WINDOW)
+    next_reference, next_mean = statistics(lse, delta, first_y + n // KCOLUMNS, query_x, height, width)
     for turn in range(turns_y * turns_x):
         row, column = first_y + (turn // turns_x) * CHUNK, first_x
         if BORDER == SHIFT:
@@ -247,9 +284,11 @@ def backward_keys(
         q = query.load([image, head, row, column, 0]).reshape(N, SIZE)
         do = gradient.load([image, head, row, column, 0]).reshape(N, SIZE)
         query_y = row + n // KCOLUMNS
-        inside = (query_y >= 0) & (query_y < height) & (query_x >= 0) & (query_x < width)
-        reference = tl.load(lse + query_y * width + query_x, mask=inside, other=float("inf"))
-        mean = tl.load(delta + query_y * width + query_x, mask=inside, other=0.0)
+        if BORDER == SHIFT:
+            reference, mean = statistics(lse, delta, query_y, query_x, height, width)
+        else:  # one chunk ahead: the copy engine fetches maps, not these
+            reference, mean = next_reference, next_mean
+            next_reference, next_mean = statistics(lse, delta, query_y + CHUNK, query_x, height, width)
         start_y = first_key(query_y, height, WINDOW, BORDER)
         acc = band - (reference / scale)[None, :]
         if BIAS and BORDER == SHIFT:
@@ -263,14 +302,17 @@ def backward_keys(
         means = tl.zeros((M, N), tl.float32) - mean[None, :]
         slope = weights * tl.dot(v, tl.trans(do), acc=means, input_precision=PRECISION)
         dk = tl.dot(slope.to(q.dtype), q, acc=dk, input_precision=PRECISION)
-    dk = (dk * plain_scale).to(key_gradient.dtype)
-    key_gradient.store([image, head, top, left, 0], dk.reshape(1, 1, ROWS, COLUMNS, SIZE))
-    value_gradient.store([image, head, top, left, 0], dv.to(value_gradient.dtype).reshape(1, 1, ROWS, COLUMNS, SIZE))
+    key_gradient += batch * dk_image + head * dk_head
+    value_gradient += batch * dv_image + head * dv_head
+    write(key_gradient, dk * plain_scale, y, x, dk_row, dk_column, here, size, SIZE)
+    write(value_gradient, dv, y, x, dv_row, dv_column, here, size, SIZE)
 
 
 @triton.jit
 def backward_bias(
-    query, key, value, table, lse, gradient, delta, partial, height, width, across, scale,
+    query, key, value, table, lse, gradient, delta, partial,
+    query_image, query_row, query_column, query_head, gradient_image, gradient_row, gradient_column, gradient_head,
+    height, width, size, across, scale,
     WINDOW: tl.constexpr, BORDER: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     SIZE: tl.constexpr, STEPS: tl.constexpr, SLOTS: tl.constexpr, PRECISION: tl.constexpr,
@@ -292,6 +334,8 @@ def backward_bias(
     band = outside(key_x[None, :], start_x[:, None], end_x[:, None])
     table += head * (WINDOW * WINDOW if BORDER == SHIFT else M * CHUNKS * N)
     pixels = (image * heads + head).to(tl.int64) * height * width
+    query += image.to(tl.int64) * query_image + head * query_head
+    gradient += image.to(tl.int64) * gradient_image + head * gradient_head
     if BORDER == SHIFT:
         numbers = tl.arange(0, SLOTS)
         summed = tl.zeros((SLOTS,), tl.float32)
@@ -304,8 +348,8 @@ def backward_bias(
         begin_y, first_y = first_key(top, height, WINDOW, BORDER), first_key(y, height, WINDOW, BORDER)
         start_y, end_y = key_range(y, height, WINDOW, BORDER)
         key_y = begin_y + chunk * CHUNK + n // KCOLUMNS
-        q = query.load([image, head, top, left, 0]).reshape(M, SIZE)
-        do = gradient.load([image, head, top, left, 0]).reshape(M, SIZE)
+        q = read(query, y, x, query_row, query_column, here, size, SIZE)
+        do = read(gradient, y, x, gradient_row, gradient_column, here, size, SIZE)
         k = key.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
         v = value.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
         reference = tl.load(lse + pixels + y * width + x, mask=here, other=float("inf"))

@@ -59,8 +59,8 @@ def attention(
         launch = Launch("forward", query, bias, window, border, scale)
         limit = 2.0**14 if query.dtype == torch.float16 else 2.0**64  # of a sum whose parts the dtype still holds
         launch(
-            launch.tile(query), launch.keys(key), launch.keys(value), launch.table(), launch.tile(out), lse,
-            *launch.place, scale * LOG2E, LIMIT=limit,
+            query, launch.blocks(key), launch.blocks(value), launch.table(), out, lse,
+            *query.stride()[:4], *out.stride()[:4], *launch.place, scale * LOG2E, LIMIT=limit,
         )  # fmt: skip
     return out, lse
 
@@ -91,13 +91,15 @@ def backward(
     delta = torch.empty_like(lse)
     launch = Launch("backward_queries", query, bias, window, border, scale)
     launch(
-        launch.tile(query), launch.keys(key), launch.keys(value), launch.table(), launch.tile(out), lse,
-        launch.tile(gradient), launch.tile(dq), delta, *launch.place, scale * LOG2E, scale,
+        query, launch.blocks(key), launch.blocks(value), launch.table(), out, lse, gradient, dq, delta,
+        *query.stride()[:4], *out.stride()[:4], *gradient.stride()[:4], *dq.stride()[:4],
+        *launch.place, scale * LOG2E, scale,
     )  # fmt: skip
     launch = Launch("backward_keys", query, bias, window, border, scale)
     launch(
-        launch.keys(query), launch.tile(key), launch.tile(value), launch.table(), lse, launch.keys(gradient), delta,
-        launch.tile(dk), launch.tile(dv), *launch.place, scale * LOG2E, scale,
+        launch.blocks(query), key, value, launch.table(), lse, launch.blocks(gradient), delta, dk, dv,
+        *key.stride()[:4], *value.stride()[:4], *dk.stride()[:4], *dv.stride()[:4],
+        *launch.place, scale * LOG2E, scale,
     )  # fmt: skip
     if not learns or bias is None:
         return gradients, empty
@@ -118,8 +120,8 @@ def _bias_gradient(
     )  # fmt: skip
     launch.grid = (heads * chunks, *launch.grid[1:])
     launch(
-        launch.tile(query), launch.keys(key), launch.keys(value), launch.table(), lse, launch.tile(gradient), delta,
-        partial, *launch.place, scale * LOG2E, STEPS=shape.steps, SLOTS=slots,
+        query, launch.blocks(key), launch.blocks(value), launch.table(), lse, gradient, delta, partial,
+        *query.stride()[:4], *gradient.stride()[:4], *launch.place, scale * LOG2E, STEPS=shape.steps, SLOTS=slots,
     )  # fmt: skip
     summed = partial.view(-1, heads, chunks, partial.shape[1]).sum(0)
     if border == "shift":
@@ -160,7 +162,7 @@ class Launch:
         self.shape = choose(problem, _chip(self.query.device))
         across, strips = -(-width // self.shape.columns), -(-height // (self.shape.rows * self.shape.steps))
         self.grid = (heads, across * strips, batch)
-        self.place = (height, width, across)
+        self.place = (height, width, size, across)
 
     def __call__(self, *arguments: Any, **constants: Any) -> None:
         shape = self.shape
@@ -189,19 +191,13 @@ class Launch:
         """Channels of a block: a power of two, 16 at least."""
         return max(16, triton.next_power_of_2(self.query.shape[-1]))
 
-    def tile(self, tensor: Tensor) -> TensorDescriptor:
-        """A map that is read or written by tiles."""
-        return self._blocks(tensor, self.shape.rows, self.shape.columns)
-
-    def keys(self, tensor: Tensor) -> TensorDescriptor:
+    def blocks(self, tensor: Tensor) -> TensorDescriptor:
         """A map that passes by a tile in chunks."""
-        return self._blocks(tensor, self.shape.chunk, self.shape.key_columns(self.window))
-
-    def _blocks(self, tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
         maps = tensor.permute(0, 3, 1, 2, 4)
+        block = [1, 1, self.shape.chunk, self.shape.key_columns(self.window), self.block_size]
         # The step along an axis of one place is never taken, but checked.
         strides = [step if length > 1 else 16 for length, step in zip(maps.shape, maps.stride(), strict=True)]
-        return TensorDescriptor(maps, list(maps.shape), [*strides[:4], 1], [1, 1, rows, columns, self.block_size])
+        return TensorDescriptor(maps, list(maps.shape), [*strides[:4], 1], block)
 
     @cached_property
     def slots(self) -> Tensor:
