@@ -27,7 +27,7 @@ from spatially.models.registry import register
 from spatially.models.vit import Attention, ColumnarTransformer, Shared, fit_patches
 from spatially.models.weights import StateDict, token_grid, unwrap
 from spatially.nn.check import odd
-from spatially.nn.regular_attention import BORDERS, regular_attention
+from spatially.nn.regular_attention import BORDERS, packed_regular_attention
 from spatially.nn.relative_position import Grid
 
 
@@ -40,11 +40,12 @@ class LocalAttention(Attention):
             raise unknown("border", border, BORDERS)
         self.window, self.border = odd("window", window), border
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared = None) -> Tensor:
-        """From and to (batch, height, width, heads, channels of a head)."""
+    def attend(self, packed: Tensor, shared: Shared = None) -> Tensor:
+        """From (batch, height, width, 3, heads, channels of a head) to the same without the 3."""
         if self.fused_attn and not (self.training and self.attn_drop.p):
-            return regular_attention(q, k, v, window=self.window, border=self.border)
+            return packed_regular_attention(packed, window=self.window, border=self.border)
         # Dropout of the attention, and a look at it, need the attention itself: every key, those outside at −∞.
+        q, k, v = packed.unbind(3)
         grid, margin = (q.shape[1], q.shape[2]), 0
         if self.border == "zero":
             margin = self.window // 2

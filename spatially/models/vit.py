@@ -78,15 +78,14 @@ class Attention(nn.Module):
         """Tokens to tokens, (batch, height·width, channels)."""
         batch, tokens, width = x.shape
         packed = self.qkv(x).reshape(batch, *grid, 3, self.num_heads, width // self.num_heads)
-        q, k, v = packed.unbind(3)  # each (batch, height, width, heads, channels of a head)
-        attended = self.attend(q, k, v, shared)
+        attended = self.attend(packed, shared)
         if torch.compiler.is_exporting():  # a kernel's layout may be another where the graph will run
             attended = attended.clone(memory_format=torch.contiguous_format)
         return self.proj_drop(self.proj(attended.reshape(batch, tokens, width)))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared = None) -> Tensor:
-        """From and to (batch, height, width, heads, channels of a head)."""
-        return self.attend_densely(q, k, v, bias=None)
+    def attend(self, packed: Tensor, shared: Shared = None) -> Tensor:
+        """From (batch, height, width, 3, heads, channels of a head) to the same without the 3."""
+        return self.attend_densely(*packed.unbind(3), bias=None)
 
     def attend_densely(self, q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None) -> Tensor:
         """Every query with every key, through torch's fused kernels unless somebody wants to see the attention."""
@@ -127,9 +126,10 @@ class RelativeAttention(Attention):
         """The offsets of the grid as both biases want them."""
         return self.rel_pos.share(grid), None if self.gaussian_bias is None else self.gaussian_bias.share(grid)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared = None) -> Tensor:
-        """From and to (batch, height, width, heads, channels of a head)."""
-        return self.attend_densely(q, k, v, bias=self.bias((q.shape[1], q.shape[2]), shared))
+    def attend(self, packed: Tensor, shared: Shared = None) -> Tensor:
+        """From (batch, height, width, 3, heads, channels of a head) to the same without the 3."""
+        grid = (packed.shape[1], packed.shape[2])
+        return self.attend_densely(*packed.unbind(3), bias=self.bias(grid, shared))
 
     def bias(self, grid: Grid, shared: Shared = None) -> Tensor:
         """The sum of both biases: (heads, height·width, height·width)."""

@@ -3,7 +3,7 @@
 from spatially.nn.conv_projection import ConvProjection
 from spatially.nn.gaussian_bias import GaussianBias
 from spatially.nn.local_window_attention import LocalWindowAttention
-from spatially.nn.regular_attention import regular_attention
+from spatially.nn.regular_attention import packed_regular_attention, regular_attention
 from spatially.nn.regular_self_attention import RegularSelfAttention
 from spatially.nn.relative_position import RelPosBias, RelPosMlp
 from spatially.nn.token_pool import TokenPool
@@ -18,5 +18,6 @@ __all__ = [
     "RelPosMlp",
     "TokenPool",
     "WindowAttention",
+    "packed_regular_attention",
     "regular_attention",
 ]

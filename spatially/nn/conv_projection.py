@@ -71,9 +71,13 @@ class ConvProjection(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value; the two linear ones are views of one tensor."""
+        packed, convolved = self.packed(x)
+        return self._in_order(convolved, *packed.unbind(-2))
+
+    def packed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The two linear ones (B, H, W, 2, C), in the order query, key, value; and the convolved one (B, H, W, C)."""
         shaped("x", x, f"batch, height, width, {self.dim}", axis=-1, size=self.dim)
-        first, second = self.linear(x).unflatten(-1, (2, self.dim)).unbind(-2)
-        return self._in_order(self._convolve(x), first, second)
+        return self.linear(x).unflatten(-1, (2, self.dim)), self._convolve(x)
 
     def of_nothing(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """Query, key and value where the map is 0, (C,) each: the biases; None without."""

@@ -10,7 +10,7 @@ convolution,
 torch.Size([1, 5, 9, 8])
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from spatially.nn.check import odd
 from spatially.nn.conv_projection import ConvProjection
 from spatially.nn.gaussian_bias import GaussianBias
-from spatially.nn.regular_attention import regular_attention
+from spatially.nn.regular_attention import packed_regular_attention, regular_attention
 from spatially.nn.window_attention import projection
 
 Border = Literal["mask", "zero", "shift"]
@@ -53,15 +53,22 @@ class RegularSelfAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend; the same at every point away from the border."""
-        if isinstance(self.qkv, ConvProjection):
-            parts = [part.unflatten(-1, (self.num_heads, -1)) for part in self.qkv(x)]
-        else:
-            parts = list(self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(3))
-        bias = None
-        if self.gaussian_bias is not None:
-            bias = self.gaussian_bias.square(self.window_size).to(parts[0].dtype).expand(self.num_heads, -1, -1)
-        attended = regular_attention(*parts, window=self.window_size, border=self.border, bias=bias)
-        return self.proj_drop(self.proj(attended.flatten(-2)))
+        return self.proj_drop(self.proj(self._attend(x).flatten(-2)))
+
+    def _attend(self, x: Tensor) -> Tensor:
+        heads = (self.num_heads, -1)
+        field: dict[str, Any] = {"window": self.window_size, "border": self.border, "bias": self._bias()}
+        if not isinstance(self.qkv, ConvProjection):
+            return packed_regular_attention(self.qkv(x).unflatten(-1, (3, *heads)), **field)
+        if self.qkv.convolved == "key":
+            packed, key = self.qkv.packed(x)
+            return packed_regular_attention(packed.unflatten(-1, heads), key.unflatten(-1, heads), **field)
+        return regular_attention(*(part.unflatten(-1, heads) for part in self.qkv(x)), **field)
+
+    def _bias(self) -> Tensor | None:
+        if self.gaussian_bias is None:
+            return None
+        return self.gaussian_bias.square(self.window_size).expand(self.num_heads, -1, -1)
 
     def extra_repr(self) -> str:
         """Heads, square and border."""

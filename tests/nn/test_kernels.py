@@ -6,11 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spatially.nn.regular_attention import BORDERS, regular_attention
-from spatially.nn.regular_attention.field import Field
+from spatially.nn.regular_attention import BORDERS, packed_regular_attention, regular_attention
+from spatially.nn.regular_attention.dispatch import unpack
 
 pytest.importorskip("triton")
-from spatially.nn.regular_attention import operations
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -77,12 +76,12 @@ def test_packed_projections_give_packed_gradients(form):
     with torch.no_grad():
         parts = [torch.stack([query, key, value], 3)] if form == 1 else [torch.stack([query, value], 3), key.clone()]
     parts = [part.requires_grad_() for part in parts]
-    packed = operations.attend_packed(parts, rows=Field(5, 3, "mask"), bias=None, scale=0.25)
+    packed = packed_regular_attention(*parts, window=3, backend="triton")
     apart = regular_attention(query, key, value, window=3, backend="tiled")
     torch.testing.assert_close(packed, apart)
     packed.square().sum().backward()
     apart.square().sum().backward()
-    gradients = operations.unpack([part.grad for part in parts])
+    gradients = unpack([part.grad for part in parts])
     for measured, tensor in zip(gradients, (query, key, value), strict=True):
         torch.testing.assert_close(measured, tensor.grad, atol=1e-5, rtol=1e-4)
 
@@ -140,7 +139,7 @@ def test_no_images_and_what_it_does_not_take():
     empty = [draw(0, 4, 4, 1, 16) for _ in range(3)]
     assert regular_attention(*empty, window=3, backend="triton").shape == (0, 4, 4, 1, 16)
     with pytest.raises(
-        ValueError, match="backend='triton' takes half and single precision, windows up to 13 and heads up to 128"
+        ValueError, match="backend='triton' takes half and single precision, windows up to 13, heads up to 128"
     ):
         regular_attention(*(tensor.double() for tensor in empty), window=3, backend="triton")
 

@@ -8,10 +8,9 @@ on feature maps (B, H, W, heads, D), with an optional bias b for each offset. On
 tensors take the reference, so that operations counted there are those of the definition.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from operator import index
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,13 +25,8 @@ TRITON = find_spec("triton") is not None
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def _triton(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    from spatially.nn.regular_attention import operations  # Triton is imported where it is needed
-
-    return operations.attend(query, key, value, **options)
-
-
-BACKENDS: dict[str, Callable[..., Tensor]] = {"reference": reference.attend, "tiled": tiled.attend, "triton": _triton}
+ANYWHERE: dict[str, Callable[..., Tensor]] = {"reference": reference.attend, "tiled": tiled.attend}
+BACKENDS = (*ANYWHERE, "triton")
 
 
 def regular_attention(
@@ -65,61 +59,127 @@ def regular_attention(
     >>> regular_attention(query, key, value, window=3).shape
     torch.Size([1, 4, 6, 2, 8])
     """
-    for name, tensor in (("query", query), ("key", key), ("value", value), ("bias", bias)):
-        if not isinstance(tensor, Tensor) and not (name == "bias" and tensor is None):
-            raise UserError(f"{name} must be a tensor: got {type(tensor).__name__}")
-    kind = query.device.type
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        _check_tensor(name, tensor)
+    return _attend([query, key, value], window=window, border=border, bias=bias, scale=scale, backend=backend)
+
+
+def packed_regular_attention(
+    packed: Tensor,
+    key: Tensor | None = None,
+    *,
+    window: int,
+    border: str = "mask",
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """The same, straight from a projection: the kernels read it as it lies, and its gradient comes back whole.
+
+    Args:
+        packed: query, key and value (B, H, W, 3, heads, D); or query and value (B, H, W, 2, heads, D).
+        key: (B, H, W, heads, D), where `packed` holds none, as when a convolution makes it.
+
+    >>> packed_regular_attention(torch.ones(1, 4, 6, 3, 2, 8), window=3).shape
+    torch.Size([1, 4, 6, 2, 8])
+    """
+    _check_tensor("packed", packed)
+    if key is not None:
+        _check_tensor("key", key)
+    parts = 3 if key is None else 2
+    if packed.ndim != 6 or packed.shape[3] != parts:
+        what = "" if key is None else " beside the key"
+        raise UserError(f"packed must be (batch, height, width, {parts}, heads, size){what}: got {tuple(packed.shape)}")
+    projections = [packed] if key is None else [packed, key]
+    return _attend(projections, window=window, border=border, bias=bias, scale=scale, backend=backend)
+
+
+def unpack(projections: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value of projections in any form, as views."""
+    if len(projections) == 1:
+        query, key, value = projections[0].unbind(3)
+    elif len(projections) == 2:
+        query, value = projections[0].unbind(3)
+        key = projections[1]
+    else:
+        query, key, value = projections
+    return query, key, value
+
+
+def _attend(
+    projections: list[Tensor],
+    *,
+    window: int,
+    border: str,
+    bias: Tensor | None,
+    scale: float | None,
+    backend: str | None,
+) -> Tensor:
+    if bias is not None:
+        _check_tensor("bias", bias)
+    kind = projections[0].device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         lower = torch.get_autocast_dtype(kind)
-        query, key, value = (
+        projections = [
             tensor.to(lower) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
-            for tensor in (query, key, value)
-        )
+            for tensor in projections
+        ]
         with torch.autocast(kind, enabled=False):
-            return regular_attention(
-                query, key, value, window=window, border=border, bias=bias, scale=scale, backend=backend
-            )
-    _check(query, key, value, window=window, border=border, bias=bias, backend=backend)
+            return _attend(projections, window=window, border=border, bias=bias, scale=scale, backend=backend)
+    query, key, value = unpack(projections)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    _check(query, key, value, window=window, border=border, bias=bias, scale=scale, backend=backend)
     # `index` fixes the grid in a compiled graph (the batch stays free): tiles are cut for one grid.
     rows, columns = (Field(index(length), window, border) for length in query.shape[1:3])
-    chosen = backend or _backend(query, key, value, bias, window)
-    return BACKENDS[chosen](
-        query,
-        key,
-        value,
-        rows=rows,
-        columns=columns,
-        bias=bias,
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
-    )
+    chosen = backend or _backend(query, key, value, bias, window, scale)
+    if chosen == "triton":
+        from spatially.nn.regular_attention import operations  # Triton is imported where it is needed
+
+        return operations.attend(projections, rows=rows, bias=bias, scale=scale)
+    return ANYWHERE[chosen](query, key, value, rows=rows, columns=columns, bias=bias, scale=scale)
 
 
-def _backend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, window: int) -> str:
+def _backend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, window: int, scale: float) -> str:
     """The fastest that can do what is asked."""
     if query.device.type == "meta":
         return "reference"
-    served = TRITON and _kernels_take(query, window)
+    served = TRITON and _kernels_take(query, window, scale)
     if query.device.type == "cuda" and served and not tiled.transformed(query, key, value, bias):
         return "triton"
     return "tiled"
 
 
-def _kernels_take(query: Tensor, window: int) -> bool:
-    return query.dtype in KERNEL_DTYPES and window <= LARGEST_WINDOW and query.shape[-1] <= LARGEST_SIZE
+def _kernels_take(query: Tensor, window: int, scale: float) -> bool:
+    fits = window <= LARGEST_WINDOW and query.shape[-1] <= LARGEST_SIZE
+    return query.dtype in KERNEL_DTYPES and fits and scale > 0
+
+
+def _check_tensor(name: str, tensor: object) -> None:
+    if not isinstance(tensor, Tensor):
+        raise UserError(f"{name} must be a tensor: got {type(tensor).__name__}")
 
 
 def _check(
-    query: Tensor, key: Tensor, value: Tensor, *, window: int, border: str, bias: Tensor | None, backend: str | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    window: int,
+    border: str,
+    bias: Tensor | None,
+    scale: float,
+    backend: str | None,
 ) -> None:
     odd("window", window)
     if border not in BORDERS:
         raise UserError(f"border must be one of {', '.join(BORDERS)}: got {border!r}")
     if backend is not None and backend not in BACKENDS:
         raise UserError(f"backend must be one of {', '.join(BACKENDS)}: got {backend!r}")
-    if backend == "triton" and not _kernels_take(query, window):
+    if backend == "triton" and not _kernels_take(query, window, scale):
         raise UserError(
-            f"backend='triton' takes half and single precision, windows up to {LARGEST_WINDOW} and heads up to "
-            f"{LARGEST_SIZE}: got {query.dtype}, {window} and {query.shape[-1]}"
+            f"backend='triton' takes half and single precision, windows up to {LARGEST_WINDOW}, heads up to "
+            f"{LARGEST_SIZE} and scales above 0: got {query.dtype}, window {window}, heads of {query.shape[-1]} and "
+            f"scale {scale:g}"
         )
     if query.ndim != 5 or not query.shape[1:].numel():
         raise UserError(

@@ -24,19 +24,28 @@ squares slide, as (heads, WINDOW, WINDOW).
 import triton
 import triton.language as tl
 
+if triton.knobs.runtime.interpret:  # which knows no functions of the chip's own
+
+    @triton.jit
+    def log2(number):
+        """The logarithm to base 2."""
+        return tl.log2(number)
+else:
+    from triton.language.extra.libdevice import fast_log2f as log2
+
 MASK, ZERO, SHIFT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 LOWEST = tl.constexpr(-1e30)  # below every logit, yet a number: differences stay defined
 
 
 @triton.jit
-def place(across, STEPS_ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def place(across, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Image, head and the first row and column of this program's tile."""
-    strip, column = tl.program_id(1) // across, tl.program_id(1) % across
-    return tl.program_id(2), tl.program_id(0), strip * STEPS_ROWS, column * COLUMNS
+    strip, column = tl.program_id(0) // across, tl.program_id(0) % across
+    return tl.program_id(2), tl.program_id(1), strip * ROWS, column * COLUMNS
 
 
 @triton.jit
-def read(map, y, x, row, column, here, size, SIZE: tl.constexpr):
+def read(map, y, x, row, column, here, size: tl.constexpr, SIZE: tl.constexpr):
     """The vectors in places (y, x) of a map."""
     d = tl.arange(0, SIZE)
     return tl.load(
@@ -45,7 +54,7 @@ def read(map, y, x, row, column, here, size, SIZE: tl.constexpr):
 
 
 @triton.jit
-def write(map, vectors, y, x, row, column, here, size, SIZE: tl.constexpr):
+def write(map, vectors, y, x, row, column, here, size: tl.constexpr, SIZE: tl.constexpr):
     """Put vectors into places (y, x) of a map."""
     d = tl.arange(0, SIZE)
     places = map + (y * row + x * column)[:, None] + d[None, :]
@@ -113,7 +122,7 @@ def start_of(
 def forward(
     query, key, value, table, out, lse,
     query_image, query_row, query_column, query_head, out_image, out_row, out_column, out_head,
-    height, width, size, across, scale,
+    height, width, size: tl.constexpr, across, scale,
     WINDOW: tl.constexpr, BORDER: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     SIZE: tl.constexpr, PRECISION: tl.constexpr, LIMIT: tl.constexpr,
@@ -148,8 +157,10 @@ def forward(
         logits = tl.dot(q, tl.trans(k), acc=acc, input_precision=PRECISION)
         taken = (key_y[None, :] >= start_y[:, None]) & (key_y[None, :] < end_y[:, None])
         if turn == 0:
-            seen = tl.where(taken, logits, float("-inf"))
-            reference = tl.maximum(tl.max(seen, 1), LOWEST) * scale
+            seen = taken
+            if BORDER != SHIFT and ROWS - 1 <= WINDOW // 2:  # the tile's first row is inside, and in every square
+                seen = (n // KCOLUMNS == WINDOW // 2 % CHUNK)[None, :]
+            reference = tl.maximum(tl.max(tl.where(seen, logits, float("-inf")), 1), LOWEST) * scale
         weights = tl.exp2(logits * scale + tl.where(taken, -reference[:, None], float("-inf")))
         sums += tl.sum(weights.reshape(M, N // 8, 8), 1)
         result = tl.dot(weights.to(v.dtype), v, acc=result, input_precision=PRECISION)
@@ -176,11 +187,12 @@ def forward(
             result = tl.dot(weights.to(v.dtype), v, acc=result * shrink[:, None], input_precision=PRECISION)
             reference = larger
 
-    result = result * (1.0 / total)[:, None]
+    logarithm = log2(total)
+    result = result * tl.exp2(-logarithm)[:, None]
     out += image.to(tl.int64) * out_image + head * out_head
     write(out, result, y, x, out_row, out_column, here, size, SIZE)
-    lse += (image * tl.num_programs(0) + head).to(tl.int64) * height * width
-    tl.store(lse + y * width + x, reference + tl.log2(total), mask=here)
+    lse += (image * tl.num_programs(1) + head).to(tl.int64) * height * width
+    tl.store(lse + y * width + x, reference + logarithm, mask=here)
 
 
 @triton.jit
@@ -188,7 +200,7 @@ def backward_queries(
     query, key, value, table, out, lse, gradient, query_gradient, delta,
     query_image, query_row, query_column, query_head, out_image, out_row, out_column, out_head,
     gradient_image, gradient_row, gradient_column, gradient_head, dq_image, dq_row, dq_column, dq_head,
-    height, width, size, across, scale, plain_scale,
+    height, width, size: tl.constexpr, across, scale, plain_scale,
     WINDOW: tl.constexpr, BORDER: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     SIZE: tl.constexpr, PRECISION: tl.constexpr,
@@ -208,7 +220,7 @@ def backward_queries(
     band = outside(key_x[None, :], start_x[:, None], end_x[:, None])
     if BIAS:
         table += head * (WINDOW * WINDOW if BORDER == SHIFT else M * CHUNKS * N)
-    pixels = (image * tl.num_programs(0) + head).to(tl.int64) * height * width + y * width + x
+    pixels = (image * tl.num_programs(1) + head).to(tl.int64) * height * width + y * width + x
 
     batch = image.to(tl.int64)
     q = read(query + batch * query_image + head * query_head, y, x, query_row, query_column, here, size, SIZE)
@@ -240,7 +252,7 @@ def backward_keys(
     query, key, value, table, lse, gradient, delta, key_gradient, value_gradient,
     key_image, key_row, key_column, key_head, value_image, value_row, value_column, value_head,
     dk_image, dk_row, dk_column, dk_head, dv_image, dv_row, dv_column, dv_head,
-    height, width, size, across, scale, plain_scale,
+    height, width, size: tl.constexpr, across, scale, plain_scale,
     WINDOW: tl.constexpr, BORDER: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     SIZE: tl.constexpr, PRECISION: tl.constexpr,
@@ -253,7 +265,7 @@ def backward_keys(
     y, x = top + m // COLUMNS, left + m % COLUMNS
     if BIAS:
         table += head * (WINDOW * WINDOW if BORDER == SHIFT else M * CHUNKS * N)
-    pixels = (image * tl.num_programs(0) + head).to(tl.int64) * height * width
+    pixels = (image * tl.num_programs(1) + head).to(tl.int64) * height * width
     lse += pixels
     delta += pixels
 
@@ -312,7 +324,7 @@ def backward_keys(
 def backward_bias(
     query, key, value, table, lse, gradient, delta, partial,
     query_image, query_row, query_column, query_head, gradient_image, gradient_row, gradient_column, gradient_head,
-    height, width, size, across, scale,
+    height, width, size: tl.constexpr, across, scale,
     WINDOW: tl.constexpr, BORDER: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     SIZE: tl.constexpr, STEPS: tl.constexpr, SLOTS: tl.constexpr, PRECISION: tl.constexpr,
@@ -321,9 +333,8 @@ def backward_bias(
 
     A program takes one chunk of the keys, the same in all its tiles.
     """
-    chunk, head, image = tl.program_id(0) % CHUNKS, tl.program_id(0) // CHUNKS, tl.program_id(2)
-    strip, left = tl.program_id(1) // across, tl.program_id(1) % across * COLUMNS
-    heads = tl.num_programs(0) // CHUNKS
+    image, head, first, left = place(across, ROWS * STEPS, COLUMNS)
+    chunk, head, heads = head % CHUNKS, head // CHUNKS, tl.num_programs(1) // CHUNKS
     M: tl.constexpr = ROWS * COLUMNS
     N: tl.constexpr = CHUNK * KCOLUMNS
     m, n = tl.arange(0, M), tl.arange(0, N)
@@ -342,7 +353,7 @@ def backward_bias(
     else:
         summed = tl.zeros((M, N), tl.float32)
     for step in range(STEPS):
-        top = (strip * STEPS + step) * ROWS
+        top = first + step * ROWS
         y = top + m // COLUMNS
         here = (y < height) & (x < width)
         begin_y, first_y = first_key(top, height, WINDOW, BORDER), first_key(y, height, WINDOW, BORDER)
@@ -367,7 +378,7 @@ def backward_bias(
                 summed += tl.where(numbers == slot, tl.sum(tl.where(number == slot, slope, 0.0)), 0.0)
         else:
             summed += slope
-    program = (image * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    program = (image * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     if BORDER == SHIFT:
         tl.store(partial + program * SLOTS + numbers, summed)
     else:

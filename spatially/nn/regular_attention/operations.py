@@ -19,22 +19,12 @@ from torch.utils.flop_counter import register_flop_formula
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from spatially.nn.regular_attention import kernels, tiled
+from spatially.nn.regular_attention.dispatch import unpack
 from spatially.nn.regular_attention.field import BORDERS, Field
 from spatially.nn.regular_attention.shapes import Problem, choose
 
 LOG2E = 1.4426950408889634
-
-
-def unpack(projections: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value as views."""
-    if len(projections) == 1:
-        query, key, value = projections[0].unbind(3)
-    elif len(projections) == 2:
-        query, value = projections[0].unbind(3)
-        key = projections[1]
-    else:
-        query, key, value = projections
-    return query, key, value
+LARGEST_BATCH = 65535  # images of one launch
 
 
 def readable(tensor: Tensor) -> Tensor:
@@ -51,6 +41,10 @@ def attention(
     projections: list[Tensor], bias: Tensor | None, window: int, border: str, scale: float
 ) -> tuple[Tensor, Tensor]:
     """The output, and the log-sum-exp (to base 2) of every query: (B, heads, H, W)."""
+    if len(projections[0]) > LARGEST_BATCH:
+        pieces = zip(*(part.split(LARGEST_BATCH) for part in projections), strict=True)
+        outs, lses = zip(*(attention(list(piece), bias, window, border, scale) for piece in pieces), strict=True)
+        return torch.cat(outs), torch.cat(lses)
     query, key, value = (readable(part) for part in unpack(projections))
     batch, height, width, heads, _ = query.shape
     out = torch.empty(query.shape, device=query.device, dtype=query.dtype)
@@ -81,6 +75,13 @@ def backward(
     window: int, border: str, scale: float, learns: bool,
 ) -> tuple[list[Tensor], Tensor]:  # fmt: skip
     """Gradients of the projections, and of the bias (empty where it does not learn)."""
+    if len(projections[0]) > LARGEST_BATCH:
+        pieces = zip(*(part.split(LARGEST_BATCH) for part in (*projections, out, lse, gradient)), strict=True)
+        found = [
+            backward(list(piece[:-3]), bias, *piece[-3:], window, border, scale, learns) for piece in pieces
+        ]  # fmt: skip
+        parts = [torch.cat(part) for part in zip(*(one for one, _ in found), strict=True)]
+        return parts, torch.stack([one for _, one in found]).sum(0)
     query, key, value = (readable(part) for part in unpack(projections))
     gradients = [torch.empty_like(part, memory_format=torch.contiguous_format) for part in projections]
     empty = query.new_empty(0, dtype=torch.float32)
@@ -118,7 +119,7 @@ def _bias_gradient(
         math.prod(launch.grid) * chunks, slots if border == "shift" else math.prod(pairs),
         device=query.device, dtype=torch.float32,
     )  # fmt: skip
-    launch.grid = (heads * chunks, *launch.grid[1:])
+    launch.grid = (launch.grid[0], heads * chunks, launch.grid[2])
     launch(
         query, launch.blocks(key), launch.blocks(value), launch.table(), lse, gradient, delta, partial,
         *query.stride()[:4], *gradient.stride()[:4], *launch.place, scale * LOG2E, STEPS=shape.steps, SLOTS=slots,
@@ -161,7 +162,7 @@ class Launch:
         )
         self.shape = choose(problem, _chip(self.query.device))
         across, strips = -(-width // self.shape.columns), -(-height // (self.shape.rows * self.shape.steps))
-        self.grid = (heads, across * strips, batch)
+        self.grid = (across * strips, heads, batch)
         self.place = (height, width, size, across)
 
     def __call__(self, *arguments: Any, **constants: Any) -> None:
@@ -303,15 +304,8 @@ def _product(projections: list[Any], window: int) -> int:
     return 2 * batch * height * width * heads * size * window**2
 
 
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, *, rows: Field, columns: Field, bias: Tensor | None, scale: float
-) -> Tensor:
-    """Attention of each query over its square; bias (heads, window, window)."""
-    return attend_packed([query, key, value], rows=rows, bias=bias, scale=scale)
-
-
-def attend_packed(projections: Sequence[Tensor], *, rows: Field, bias: Tensor | None, scale: float) -> Tensor:
-    """The same of projections in any of their forms."""
+def attend(projections: Sequence[Tensor], *, rows: Field, bias: Tensor | None, scale: float) -> Tensor:
+    """Attention of each query over its square, of projections in any of their forms; bias (heads, window, window)."""
     size, step = projections[0].shape[-1], 16 // projections[0].element_size()
     parts = list(projections)
     if size % step:  # descriptors read 16 bytes at a time: further channels of 0 change nothing

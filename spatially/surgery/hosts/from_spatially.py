@@ -12,7 +12,7 @@ from spatially.models.conv_vit import LocalAttention
 from spatially.models.pit import PoolingTransformer
 from spatially.models.swin import SwinTransformer
 from spatially.models.vit import Attention, ColumnarTransformer, RelativeAttention
-from spatially.nn.regular_attention import regular_attention
+from spatially.nn.regular_attention import packed_regular_attention
 from spatially.nn.regular_self_attention import RegularSelfAttention
 from spatially.nn.relative_position import RelPosBias, RelPosMlp
 from spatially.nn.window_attention import WindowAttention
@@ -48,11 +48,11 @@ class BiasedAttention(Attention):
 class BiasedLocalAttention(BiasedAttention, LocalAttention):
     """Attention over the square around each patch, with a Gaussian bias."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, shared: Any = None) -> Tensor:
+    def attend(self, packed: Tensor, shared: Any = None) -> Tensor:
         if not self.fused_attn or (self.training and self.attn_drop.p):
-            return LocalAttention.attend(self, q, k, v, shared)
-        bias = self.gaussian_bias.square(self.window).expand(self.num_heads, -1, -1).to(q.dtype)
-        return regular_attention(q, k, v, window=self.window, border=self.border, bias=bias)
+            return LocalAttention.attend(self, packed, shared)
+        bias = self.gaussian_bias.square(self.window).expand(self.num_heads, -1, -1).to(packed.dtype)
+        return packed_regular_attention(packed, window=self.window, border=self.border, bias=bias)
 
 
 class ChangedWindowAttention(WindowAttention):
