@@ -1,7 +1,7 @@
 """Other ways to attend over the square around each query, for `regular_attention.py`.
 
-Each takes (query, key, value, bias) as views (B, H, W, heads, D) of one packed projection, and returns (B, H, W, heads, D)
-with squares masked at the border, unless said otherwise. A peer that is not installed or does not run is left out, with
+Each takes (query, key, value, bias), the maps as (B, H, W, heads, D), and returns (B, H, W, heads, D) with squares masked at
+the border, unless said otherwise. A peer that is not installed or does not run is left out, with
 the reason.
 """
 
@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spatially.nn import regular_attention
+from spatially.nn import packed_regular_attention
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
-def ours(window: int) -> Attention:
-    """The function under test."""
-    return lambda query, key, value, bias: regular_attention(query, key, value, window=window, bias=bias)
+def ours(window: int) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """The function under test, from one packed projection."""
+    return lambda packed, bias: packed_regular_attention(packed, window=window, bias=bias)
 
 
 @lru_cache
@@ -184,7 +184,7 @@ def compiled_windows(window: int) -> Attention:
     return torch.compile(windows(window), dynamic=False)
 
 
-PEERS: dict[str, Callable[[int], Attention]] = {
+PEERS: dict[str, Callable[[int], Callable[..., Tensor]]] = {
     "ours": ours,
     "unfold": unfold,
     "shift loop": shifts,

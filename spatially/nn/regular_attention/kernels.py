@@ -31,7 +31,7 @@ if triton.knobs.runtime.interpret:  # which knows no functions of the chip's own
         """The logarithm to base 2."""
         return tl.log2(number)
 else:
-    from triton.language.extra.libdevice import fast_log2f as log2
+    from triton.language.extra.libdevice import fast_log2f as log2  # type: ignore[no-redef]
 
 MASK, ZERO, SHIFT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 LOWEST = tl.constexpr(-1e30)  # below every logit, yet a number: differences stay defined

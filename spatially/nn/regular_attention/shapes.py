@@ -8,6 +8,8 @@ named by SPATIALLY_SHAPES, which `tune --write` extends, is read too and goes fi
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -58,9 +60,26 @@ def power(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-@lru_cache(maxsize=4096)
+_FORCED: dict[str, Shape] = {}
+
+
+@contextmanager
+def forced(kernel: str, shape: Shape) -> Iterator[None]:
+    """This shape for this kernel, whatever the table says."""
+    _FORCED[kernel] = shape
+    try:
+        yield
+    finally:
+        del _FORCED[kernel]
+
+
 def choose(problem: Problem, chip: str) -> Shape:
     """The shape for a problem on a chip."""
+    return _FORCED.get(problem.kernel) or _looked_up(problem, chip)
+
+
+@lru_cache(maxsize=4096)
+def _looked_up(problem: Problem, chip: str) -> Shape:
     rows = [row for row in _rows(os.environ.get(OWN_TABLE)) if _fits(row, problem, chip)]
     if not rows:
         return usual(problem)
@@ -101,7 +120,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     lines = ",\n".join(json.dumps(one) for one in table.values())
     path.write_text(f"[\n{lines}\n]\n")
     _rows.cache_clear()
-    choose.cache_clear()
+    _looked_up.cache_clear()
 
 
 @lru_cache

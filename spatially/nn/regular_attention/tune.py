@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spatially.nn.regular_attention import operations
-from spatially.nn.regular_attention.shapes import KERNELS, Problem, Shape, row, usual, write
+from spatially.nn.regular_attention.shapes import KERNELS, Problem, Shape, forced, row, usual, write
 
 
 def candidates(problem: Problem, arguments: argparse.Namespace) -> Iterator[Shape]:
@@ -34,10 +34,8 @@ def candidates(problem: Problem, arguments: argparse.Namespace) -> Iterator[Shap
 
 def measure(kernel: str, packed: Tensor, bias: Tensor | None, window: int, shape: Shape, repeats: int = 10) -> float:
     """Milliseconds of one kernel with this shape."""
-    usual_choice = operations.choose
-    operations.choose = lambda problem, chip: shape if problem.kernel == kernel else usual_choice(problem, chip)
     scale = packed.shape[-1] ** -0.5
-    try:
+    with forced(kernel, shape):
         out, lse = operations.attention([packed], bias, window, "mask", scale)
         slope = torch.randn_like(out)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
@@ -49,8 +47,6 @@ def measure(kernel: str, packed: Tensor, bias: Tensor | None, window: int, shape
             torch.cuda.synchronize()
         (event,) = [event for event in profile.key_averages() if event.key == kernel]
         return event.self_device_time_total / event.count / 1e3
-    finally:
-        operations.choose = usual_choice
 
 
 def main() -> None:
