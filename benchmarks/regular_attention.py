@@ -106,7 +106,7 @@ def recorded(step: Step) -> tuple[Step, bool]:
     except RuntimeError:
         torch.cuda.synchronize()
         return step, False
-    graph.kept = kept  # type: ignore[attr-defined]  # its memory belongs to the graph
+    graph.kept = kept, step  # type: ignore[attr-defined]  # what it reads and writes must stay where it is
     return graph.replay, True
 
 
