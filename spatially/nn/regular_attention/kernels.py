@@ -81,6 +81,27 @@ def key_range(place, length, WINDOW: tl.constexpr, BORDER: tl.constexpr):
 
 
 @triton.jit
+def key_rows(
+    top, height, WINDOW: tl.constexpr, BORDER: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, NARROW: tl.constexpr,
+):  # fmt: skip
+    """For a tile: the first row of keys, how many chunks were skipped above it, how many there are.
+
+    Chunks outside the image are skipped where they would take no part.
+    """
+    begin, skipped = first_key(top, height, WINDOW, BORDER), 0
+    end = first_key(top + ROWS - 1, height, WINDOW, BORDER) + WINDOW
+    if BORDER != ZERO:
+        end = tl.minimum(end, height)
+        if NARROW:
+            begin = tl.maximum(begin, 0)
+        else:
+            skipped = tl.maximum(-begin, 0) // CHUNK
+            begin += skipped * CHUNK
+    return begin, skipped, (end - begin + CHUNK - 1) // CHUNK
+
+
+@triton.jit
 def outside(number, start, end):
     """0 where start ≤ number < end, else −∞."""
     return tl.where((number >= start) & (number < end), 0.0, float("-inf"))
@@ -125,7 +146,7 @@ def forward(
     height, width, size: tl.constexpr, across, scale,
     WINDOW: tl.constexpr, BORDER: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
-    SIZE: tl.constexpr, PRECISION: tl.constexpr, LIMIT: tl.constexpr,
+    NARROW: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     image, head, top, left = place(across, ROWS, COLUMNS)
     M: tl.constexpr = ROWS * COLUMNS
@@ -134,7 +155,8 @@ def forward(
     m, n = tl.arange(0, M), tl.arange(0, N)
     y, x = top + m // COLUMNS, left + m % COLUMNS
     here = (y < height) & (x < width)
-    begin_y, begin_x = first_key(top, height, WINDOW, BORDER), first_key(left, width, WINDOW, BORDER)
+    begin_y, skipped, chunks = key_rows(top, height, WINDOW, BORDER, ROWS, CHUNK, NARROW)
+    begin_x = 0 if NARROW else first_key(left, width, WINDOW, BORDER)
     first_y, first_x = first_key(y, height, WINDOW, BORDER), first_key(x, width, WINDOW, BORDER)
     start_y, end_y = key_range(y, height, WINDOW, BORDER)
     start_x, end_x = key_range(x, width, WINDOW, BORDER)
@@ -148,17 +170,23 @@ def forward(
     reference = tl.full((M,), LOWEST, tl.float32)
     sums = tl.zeros((M, 8), tl.float32)  # by what one thread holds: nothing is exchanged until the end
     result = tl.zeros((M, SIZE), tl.float32)
-    for turn in range(CHUNKS):
-        chunk = (MIDDLE + turn) % CHUNKS
+    middle = tl.minimum(MIDDLE - skipped, chunks - 1)
+    for turn in range(chunks):
+        chunk = middle + turn
+        chunk = tl.where(chunk < chunks, chunk, chunk - chunks)
         k = key.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
         v = value.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
         key_y = begin_y + chunk * CHUNK + n // KCOLUMNS
-        acc = start_of(band, table, scale, chunk, key_y, key_x, first_y, first_x, WINDOW, BORDER, BIAS, M, N, CHUNKS)
+        acc = start_of(
+            band, table, scale, chunk + skipped, key_y, key_x, first_y, first_x, WINDOW, BORDER, BIAS, M, N, CHUNKS
+        )
         logits = tl.dot(q, tl.trans(k), acc=acc, input_precision=PRECISION)
         taken = (key_y[None, :] >= start_y[:, None]) & (key_y[None, :] < end_y[:, None])
         if turn == 0:
             seen = taken
-            if BORDER != SHIFT and ROWS - 1 <= WINDOW // 2:  # the tile's first row is inside, and in every square
+            if (
+                BORDER != SHIFT and not NARROW and ROWS - 1 <= WINDOW // 2
+            ):  # the tile's first row is inside, and in every square
                 seen = (n // KCOLUMNS == WINDOW // 2 % CHUNK)[None, :]
             reference = tl.maximum(tl.max(tl.where(seen, logits, float("-inf")), 1), LOWEST) * scale
         weights = tl.exp2(logits * scale + tl.where(taken, -reference[:, None], float("-inf")))
@@ -170,12 +198,12 @@ def forward(
         reference = tl.full((M,), LOWEST, tl.float32)
         total = tl.zeros((M,), tl.float32)
         result = tl.zeros((M, SIZE), tl.float32)
-        for chunk in range(CHUNKS):
+        for chunk in range(chunks):
             k = key.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
             v = value.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
             key_y = begin_y + chunk * CHUNK + n // KCOLUMNS
             acc = start_of(
-                band, table, scale, chunk, key_y, key_x, first_y, first_x, WINDOW, BORDER, BIAS, M, N, CHUNKS
+                band, table, scale, chunk + skipped, key_y, key_x, first_y, first_x, WINDOW, BORDER, BIAS, M, N, CHUNKS
             )
             logits = tl.dot(q, tl.trans(k), acc=acc, input_precision=PRECISION) * scale
             taken = (key_y[None, :] >= start_y[:, None]) & (key_y[None, :] < end_y[:, None])
@@ -203,7 +231,7 @@ def backward_queries(
     height, width, size: tl.constexpr, across, scale, plain_scale,
     WINDOW: tl.constexpr, BORDER: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
-    SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    NARROW: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq, and on the way delta, the product of output and incoming gradient, which the other kernels need."""
     image, head, top, left = place(across, ROWS, COLUMNS)
@@ -212,7 +240,8 @@ def backward_queries(
     m, n = tl.arange(0, M), tl.arange(0, N)
     y, x = top + m // COLUMNS, left + m % COLUMNS
     here = (y < height) & (x < width)
-    begin_y, begin_x = first_key(top, height, WINDOW, BORDER), first_key(left, width, WINDOW, BORDER)
+    begin_y, skipped, chunks = key_rows(top, height, WINDOW, BORDER, ROWS, CHUNK, NARROW)
+    begin_x = 0 if NARROW else first_key(left, width, WINDOW, BORDER)
     first_y, first_x = first_key(y, height, WINDOW, BORDER), first_key(x, width, WINDOW, BORDER)
     start_y, end_y = key_range(y, height, WINDOW, BORDER)
     start_x, end_x = key_range(x, width, WINDOW, BORDER)
@@ -233,11 +262,13 @@ def backward_queries(
     tl.store(delta + pixels, mean, mask=here)
     means = tl.zeros((M, N), tl.float32) - mean[:, None]
     dq = tl.zeros((M, SIZE), tl.float32)
-    for chunk in range(CHUNKS):
+    for chunk in range(chunks):
         k = key.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
         v = value.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
         key_y = begin_y + chunk * CHUNK + n // KCOLUMNS
-        acc = start_of(band, table, scale, chunk, key_y, key_x, first_y, first_x, WINDOW, BORDER, BIAS, M, N, CHUNKS)
+        acc = start_of(
+            band, table, scale, chunk + skipped, key_y, key_x, first_y, first_x, WINDOW, BORDER, BIAS, M, N, CHUNKS
+        )
         logits = tl.dot(q, tl.trans(k), acc=acc, input_precision=PRECISION)
         taken = (key_y[None, :] >= start_y[:, None]) & (key_y[None, :] < end_y[:, None])
         weights = tl.exp2(logits * scale + tl.where(taken, -reference[:, None], float("-inf")))
@@ -255,7 +286,7 @@ def backward_keys(
     height, width, size: tl.constexpr, across, scale, plain_scale,
     WINDOW: tl.constexpr, BORDER: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
-    SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    NARROW: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv, roles swapped: ROWS×COLUMNS are the keys of a tile, and the queries that see them pass by."""
     image, head, top, left = place(across, ROWS, COLUMNS)
@@ -272,11 +303,13 @@ def backward_keys(
     batch, here = image.to(tl.int64), (y < height) & (x < width)
     k = read(key + batch * key_image + head * key_head, y, x, key_row, key_column, here, size, SIZE)
     v = read(value + batch * value_image + head * value_head, y, x, value_row, value_column, here, size, SIZE)
-    first_y, first_x = top - WINDOW // 2, left - WINDOW // 2
-    turns_y, turns_x = CHUNKS, 1
+    # Queries see keys as keys see queries; those outside the image see nothing.
+    first_y, skipped, turns_y = key_rows(top, height, WINDOW, MASK, ROWS, CHUNK, NARROW)
+    first_x, turns_x = 0 if NARROW else left - WINDOW // 2, 1
     if BORDER == SHIFT:  # a key near the border is seen from farther away, since squares slide inward
         bottom, right = tl.minimum(top + ROWS, height) - 1, tl.minimum(left + COLUMNS, width) - 1
-        first_y, first_x = tl.where(top < WINDOW, 0, first_y), tl.where(left < WINDOW, 0, first_x)
+        first_y = tl.where(top < WINDOW, 0, top - WINDOW // 2)
+        first_x = tl.where(left < WINDOW, 0, left - WINDOW // 2)
         last_y = tl.where(bottom >= height - WINDOW, height - 1, bottom + WINDOW // 2)
         last_x = tl.where(right >= width - WINDOW, width - 1, right + WINDOW // 2)
         turns_y, turns_x = (last_y - first_y) // CHUNK + 1, (last_x - first_x) // KCOLUMNS + 1
@@ -306,7 +339,7 @@ def backward_keys(
         if BIAS and BORDER == SHIFT:
             acc += slots(table, scale, y[:, None] - start_y[None, :], x[:, None] - start_x[None, :], WINDOW)
         elif BIAS:
-            acc += tl.load(table + m[:, None] * (CHUNKS * N) + turn * N + n[None, :])
+            acc += tl.load(table + m[:, None] * (CHUNKS * N) + (turn + skipped) * N + n[None, :])
         logits = tl.dot(k, tl.trans(q), acc=acc, input_precision=PRECISION)
         taken = (y[:, None] >= start_y[None, :]) & (y[:, None] < start_y[None, :] + WINDOW)
         weights = tl.exp2(logits * scale + tl.where(taken, 0.0, float("-inf")))

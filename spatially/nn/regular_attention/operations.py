@@ -21,7 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from spatially.nn.regular_attention import kernels, tiled
 from spatially.nn.regular_attention.dispatch import unpack
 from spatially.nn.regular_attention.field import BORDERS, Field
-from spatially.nn.regular_attention.shapes import Problem, choose
+from spatially.nn.regular_attention.shapes import Problem, choose, power
 
 LOG2E = 1.4426950408889634
 LARGEST_BATCH = 65535  # images of one launch
@@ -114,7 +114,7 @@ def _bias_gradient(
     """Sums of many programs, in one order: the same bits each time."""
     launch = Launch("backward_bias", query, bias, window, border, scale)
     heads, shape, slots = query.shape[3], launch.shape, triton.next_power_of_2(window * window)
-    chunks, pairs = shape.chunks(window), (shape.rows * shape.columns, shape.chunk * shape.key_columns(window))
+    chunks, pairs = shape.chunks(window), (shape.rows * shape.columns, shape.chunk * launch.key_columns)
     partial = torch.empty(
         math.prod(launch.grid) * chunks, slots if border == "shift" else math.prod(pairs),
         device=query.device, dtype=torch.float32,
@@ -161,6 +161,7 @@ class Launch:
             self.kernel, height, width, self.window, size, self.query.element_size(), self.bias is not None
         )
         self.shape = choose(problem, _chip(self.query.device))
+        self.narrow = width <= self.shape.columns and self.bias is None and self._sees_only_the_image
         across, strips = -(-width // self.shape.columns), -(-height // (self.shape.rows * self.shape.steps))
         self.grid = (across * strips, heads, batch)
         self.place = (height, width, size, across)
@@ -168,7 +169,7 @@ class Launch:
     def __call__(self, *arguments: Any, **constants: Any) -> None:
         shape = self.shape
         if self.kernel != "backward_bias":
-            constants["BIAS"] = self.bias is not None
+            constants |= {"BIAS": self.bias is not None, "NARROW": self.narrow}
         if shape.registers is not None:
             constants["maxnreg"] = shape.registers
         getattr(kernels, self.kernel)[self.grid](
@@ -177,7 +178,7 @@ class Launch:
             BORDER=BORDERS.index(self.border),
             ROWS=shape.rows,
             COLUMNS=shape.columns,
-            KCOLUMNS=shape.key_columns(self.window),
+            KCOLUMNS=self.key_columns,
             CHUNK=shape.chunk,
             CHUNKS=shape.chunks(self.window),
             SIZE=self.block_size,
@@ -188,6 +189,16 @@ class Launch:
         )
 
     @property
+    def _sees_only_the_image(self) -> bool:
+        """Whether what lies outside takes no part: keys where they count as 0, and queries where squares slide, do."""
+        return self.border != ("shift" if self.kernel == "backward_keys" else "zero")
+
+    @property
+    def key_columns(self) -> int:
+        """The columns that pass by a tile: its own and their neighbours; in a grid no wider than a tile, the grid's."""
+        return power(self.query.shape[2]) if self.narrow else self.shape.key_columns(self.window)
+
+    @property
     def block_size(self) -> int:
         """Channels of a block: a power of two, 16 at least."""
         return max(16, triton.next_power_of_2(self.query.shape[-1]))
@@ -195,7 +206,7 @@ class Launch:
     def blocks(self, tensor: Tensor) -> TensorDescriptor:
         """A map that passes by a tile in chunks."""
         maps = tensor.permute(0, 3, 1, 2, 4)
-        block = [1, 1, self.shape.chunk, self.shape.key_columns(self.window), self.block_size]
+        block = [1, 1, self.shape.chunk, self.key_columns, self.block_size]
         # The step along an axis of one place is never taken, but checked.
         strides = [step if length > 1 else 16 for length, step in zip(maps.shape, maps.stride(), strict=True)]
         return TensorDescriptor(maps, list(maps.shape), [*strides[:4], 1], block)
@@ -203,8 +214,8 @@ class Launch:
     @cached_property
     def slots(self) -> Tensor:
         """The slot (from 0 to window² − 1) of each pair of a tile's queries and keys, −1 outside the square: (pairs,)."""
-        rows, columns = self.shape.chunks(self.window) * self.shape.chunk, self.shape.key_columns(self.window)
-        return _pair_slots(self.shape.rows, self.shape.columns, rows, columns, self.window, self.query.device)
+        rows = self.shape.chunks(self.window) * self.shape.chunk
+        return _pair_slots(self.shape.rows, self.shape.columns, rows, self.key_columns, self.window, self.query.device)
 
     def table(self) -> Tensor:
         """The bias as the kernel reads it (see there); anything where there is none."""

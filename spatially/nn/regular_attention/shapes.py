@@ -95,7 +95,8 @@ def usual(problem: Problem) -> Shape:
     """
     large = problem.size * problem.bytes > 128
     rows, columns = (2 if large else 4, 8) if problem.window <= 9 else (4, 4)
-    across = power(columns + problem.window - 1)
+    narrow = problem.width <= columns and not problem.biased  # then a row of keys is a row of the grid
+    across = power(problem.width if narrow else columns + problem.window - 1)
     chunk, stages = max(1, 32 // across), 3
     while stages > 1 and 2 * stages * chunk * across * power(problem.size) * problem.bytes > SHARED_BYTES:
         stages -= 1

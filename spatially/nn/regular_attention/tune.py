@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from spatially.nn.regular_attention import operations
-from spatially.nn.regular_attention.shapes import KERNELS, Problem, Shape, forced, row, usual, write
+from spatially.nn.regular_attention.shapes import KERNELS, Problem, Shape, forced, power, row, usual, write
 
 
 def candidates(problem: Problem, arguments: argparse.Namespace) -> Iterator[Shape]:
-    """Tiles, chunks of key rows, warps, stages and registers to try; one step of keys should be no more than 128."""
+    """Tiles, chunks of key rows, warps, stages and registers to try; one step of keys should be no more than 64."""
     if problem.kernel == "backward_bias":
         yield from (replace(usual(problem), steps=steps) for steps in arguments.steps)
         return
@@ -27,8 +27,9 @@ def candidates(problem: Problem, arguments: argparse.Namespace) -> Iterator[Shap
     ):
         rows, columns = map(int, tile.split("x"))
         shape = Shape(rows, columns, chunk, warps, stages, registers or None)
-        keys = chunk * shape.key_columns(problem.window)
-        if 16 <= keys <= 128 and warps <= max(1, rows * columns // 16):
+        narrow = problem.width <= columns and not problem.biased
+        keys = chunk * (power(problem.width) if narrow else shape.key_columns(problem.window))
+        if 16 <= keys <= 64 and warps <= max(1, rows * columns // 16):
             yield shape
 
 
@@ -59,7 +60,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--bias", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--tiles", nargs="+", default=["4x8", "2x8"])
-    parser.add_argument("--chunks", type=int, nargs="+", default=[2])
+    parser.add_argument("--chunks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--warps", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--stages", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--registers", type=int, nargs="+", default=[0, 128, 168], help="at most; 0 is no limit")
