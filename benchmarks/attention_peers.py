@@ -136,6 +136,7 @@ def flex(window: int) -> Attention:
     """FlexAttention with a block mask, compiled."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+    torch._dynamo.config.recompile_limit = 64  # one for each shape that is measured
     compiled = torch.compile(flex_attention, dynamic=False)
     half = window // 2
 

@@ -1,7 +1,7 @@
 """How fast is query-centred attention, and how much memory does it need, next to every other way at hand?
 
-All ways run in one process on the same numbers, in turn, round by round; times are medians, and what counts is their ratio.
-Ours reads one packed projection; the others get query, key and value apart, so that no gradient has to be packed for them.
+All ways run in one process on one packed projection, as a layer has it, and give its gradient; in turn, round by round.
+Times are medians, and what counts is their ratio. With --apart the others get query, key and value as tensors of their own.
 On a GPU each way is recorded once as a CUDA graph and replayed, since what Python spends on a launch is not in question; one
 that cannot be recorded runs as it is, and its row says so. The floor is what must be moved at least: q, k, v once in and
 the output once out; and for the backward pass the four of them and the incoming gradient in, and three gradients out.
@@ -19,7 +19,6 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -70,16 +69,17 @@ def peak_bytes(step: Step, device: torch.device) -> int:
 
 
 def steps(
-    name: str, attend: Callable[..., Tensor], packed: Tensor, bias: Tensor | None, gradient: Tensor
+    name: str, attend: Callable[..., Tensor], packed: Tensor, bias: Tensor | None, gradient: Tensor, *, apart: bool
 ) -> dict[str, Step]:
     """What is timed: forward alone, and with the backward pass."""
-    if name == "ours":
-        parts = [packed]
-        function = partial(attend, packed, bias)
-    else:
+    parts = [packed]
+    if apart and name != "ours":
         parts = [part.detach().clone().requires_grad_() for part in packed.unbind(3)]
-        function = partial(attend, *parts, bias)
     inputs = parts if bias is None else [*parts, bias]
+
+    def function() -> Tensor:
+        given = parts if name == "ours" or apart else packed.unbind(3)
+        return attend(*given, bias)
 
     def forward() -> object:
         with torch.no_grad():
@@ -157,7 +157,7 @@ def measure(options: argparse.Namespace, grid: int, heads: int) -> list[dict]:
             accuracy = (None, None)
             if name not in OTHER_FUNCTIONS:
                 accuracy = error(name, attend, packed, bias, gradient, options.window)
-            found[name] = steps(name, attend, packed, bias, gradient)
+            found[name] = steps(name, attend, packed, bias, gradient, apart=options.apart)
             peaks = {what: peak_bytes(step, device) for what, step in found[name].items() if step() is not None}
             graph = device.type == "cuda"
             if graph:
@@ -291,6 +291,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=0.02, help="how long one round of one way should take at least"
     )
+    parser.add_argument("--apart", action="store_true", help="the others get query, key and value apart")
     parser.add_argument("--bandwidth", type=float, help="bytes a second of the floor; a large copy's, unless given")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from spatially.nn.regular_attention import BORDERS, packed_regular_attention, regular_attention
-from spatially.nn.regular_attention.dispatch import unpack
+from spatially.nn.regular_attention.projections import unpack
 
 pytest.importorskip("triton")
 

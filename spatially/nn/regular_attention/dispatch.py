@@ -8,7 +8,7 @@ on feature maps (B, H, W, heads, D), with an optional bias b for each offset. On
 tensors take the reference, so that operations counted there are those of the definition.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from operator import index
 
@@ -19,9 +19,12 @@ from spatially.errors import UserError
 from spatially.nn.check import odd
 from spatially.nn.regular_attention import reference, tiled
 from spatially.nn.regular_attention.field import BORDERS, Field
+from spatially.nn.regular_attention.projections import unpack
 
 LARGEST_WINDOW, LARGEST_SIZE = 13, 128  # of the kernels
 TRITON = find_spec("triton") is not None
+# Asked once: `torch.compile` cannot ask.
+AUTOCAST = {kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)}
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -94,18 +97,6 @@ def packed_regular_attention(
     return _attend(projections, window=window, border=border, bias=bias, scale=scale, backend=backend)
 
 
-def unpack(projections: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value of projections in any form, as views."""
-    if len(projections) == 1:
-        query, key, value = projections[0].unbind(3)
-    elif len(projections) == 2:
-        query, value = projections[0].unbind(3)
-        key = projections[1]
-    else:
-        query, key, value = projections
-    return query, key, value
-
-
 def _attend(
     projections: list[Tensor],
     *,
@@ -118,7 +109,7 @@ def _attend(
     if bias is not None:
         _check_tensor("bias", bias)
     kind = projections[0].device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+    if kind in AUTOCAST and torch.is_autocast_enabled(kind):
         lower = torch.get_autocast_dtype(kind)
         projections = [
             tensor.to(lower) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
@@ -133,7 +124,7 @@ def _attend(
     rows, columns = (Field(index(length), window, border) for length in query.shape[1:3])
     chosen = backend or _backend(query, key, value, bias, window, scale)
     if chosen == "triton":
-        from spatially.nn.regular_attention import operations  # Triton is imported where it is needed
+        from spatially.nn.regular_attention import operations  # where there is no GPU, Triton is not needed
 
         return operations.attend(projections, rows=rows, bias=bias, scale=scale)
     return ANYWHERE[chosen](query, key, value, rows=rows, columns=columns, bias=bias, scale=scale)
@@ -204,3 +195,7 @@ def _check(
         raise UserError(f"bias must have dtype {' or '.join(sorted(map(str, allowed)))}: got {bias.dtype}")
     if bias.device != query.device:
         raise UserError(f"bias must be on the query's device {query.device}: got {bias.device}")
+
+
+if TRITON and torch.cuda.is_available():  # before anything is compiled: an import ends a graph
+    from spatially.nn.regular_attention import operations as _operations  # noqa: F401

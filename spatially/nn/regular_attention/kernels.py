@@ -102,6 +102,12 @@ def key_rows(
 
 
 @triton.jit
+def between(number, start, end):
+    """Whether start ≤ number < end, by one comparison; anything where end < start."""
+    return (number - start).to(tl.uint32, bitcast=True) < (end - start).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
 def outside(number, start, end):
     """0 where start ≤ number < end, else −∞."""
     return tl.where((number >= start) & (number < end), 0.0, float("-inf"))
@@ -181,7 +187,7 @@ def forward(
             band, table, scale, chunk + skipped, key_y, key_x, first_y, first_x, WINDOW, BORDER, BIAS, M, N, CHUNKS
         )
         logits = tl.dot(q, tl.trans(k), acc=acc, input_precision=PRECISION)
-        taken = (key_y[None, :] >= start_y[:, None]) & (key_y[None, :] < end_y[:, None])
+        taken = between(key_y[None, :], start_y[:, None], end_y[:, None])
         if turn == 0:
             seen = taken
             if (
@@ -206,7 +212,7 @@ def forward(
                 band, table, scale, chunk + skipped, key_y, key_x, first_y, first_x, WINDOW, BORDER, BIAS, M, N, CHUNKS
             )
             logits = tl.dot(q, tl.trans(k), acc=acc, input_precision=PRECISION) * scale
-            taken = (key_y[None, :] >= start_y[:, None]) & (key_y[None, :] < end_y[:, None])
+            taken = between(key_y[None, :], start_y[:, None], end_y[:, None])
             logits = tl.where(taken, logits, float("-inf"))
             larger = tl.maximum(reference, tl.max(logits, 1))
             weights = tl.exp2(logits - larger[:, None])
@@ -270,7 +276,7 @@ def backward_queries(
             band, table, scale, chunk + skipped, key_y, key_x, first_y, first_x, WINDOW, BORDER, BIAS, M, N, CHUNKS
         )
         logits = tl.dot(q, tl.trans(k), acc=acc, input_precision=PRECISION)
-        taken = (key_y[None, :] >= start_y[:, None]) & (key_y[None, :] < end_y[:, None])
+        taken = between(key_y[None, :], start_y[:, None], end_y[:, None])
         weights = tl.exp2(logits * scale + tl.where(taken, -reference[:, None], float("-inf")))
         slope = weights * tl.dot(do, tl.trans(v), acc=means, input_precision=PRECISION)
         dq = tl.dot(slope.to(k.dtype), k, acc=dq, input_precision=PRECISION)
@@ -341,7 +347,7 @@ def backward_keys(
         elif BIAS:
             acc += tl.load(table + m[:, None] * (CHUNKS * N) + (turn + skipped) * N + n[None, :])
         logits = tl.dot(k, tl.trans(q), acc=acc, input_precision=PRECISION)
-        taken = (y[:, None] >= start_y[None, :]) & (y[:, None] < start_y[None, :] + WINDOW)
+        taken = between(y[:, None], start_y[None, :], start_y[None, :] + WINDOW)
         weights = tl.exp2(logits * scale + tl.where(taken, 0.0, float("-inf")))
         dv = tl.dot(weights.to(do.dtype), do, acc=dv, input_precision=PRECISION)
         means = tl.zeros((M, N), tl.float32) - mean[None, :]
@@ -400,7 +406,7 @@ def backward_bias(
         mean = tl.load(delta + pixels + y * width + x, mask=here, other=0.0)
         acc = start_of(band, table, scale, chunk, key_y, key_x, first_y, first_x, WINDOW, BORDER, True, M, N, CHUNKS)
         logits = tl.dot(q, tl.trans(k), acc=acc, input_precision=PRECISION)
-        taken = (key_y[None, :] >= start_y[:, None]) & (key_y[None, :] < end_y[:, None])
+        taken = between(key_y[None, :], start_y[:, None], end_y[:, None])
         weights = tl.exp2(logits * scale + tl.where(taken, -reference[:, None], float("-inf")))
         means = tl.zeros((M, N), tl.float32) - mean[:, None]
         slope = weights * tl.dot(do, tl.trans(v), acc=means, input_precision=PRECISION)

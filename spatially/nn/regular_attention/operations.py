@@ -19,8 +19,8 @@ from torch.utils.flop_counter import register_flop_formula
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from spatially.nn.regular_attention import kernels, tiled
-from spatially.nn.regular_attention.dispatch import unpack
 from spatially.nn.regular_attention.field import BORDERS, Field
+from spatially.nn.regular_attention.projections import unpack
 from spatially.nn.regular_attention.shapes import Problem, choose, power
 
 LOG2E = 1.4426950408889634
