@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from spatially.errors import UserError
 from spatially.nn.check import odd
@@ -68,6 +69,19 @@ def regular_attention(
     for name, tensor in (("query", query), ("key", key), ("value", value), ("bias", bias)):
         if not isinstance(tensor, Tensor) and not (name == "bias" and tensor is None):
             raise UserError(f"{name} must be a tensor: got {type(tensor).__name__}")
+    if has_torch_function((query, key, value)):  # an observer sees one call, whichever way it is computed
+        return handle_torch_function(
+            regular_attention,
+            (query, key, value),
+            query,
+            key,
+            value,
+            window=window,
+            border=border,
+            bias=bias,
+            scale=scale,
+            backend=backend,
+        )
     kind = query.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         lower = torch.get_autocast_dtype(kind)
