@@ -8,9 +8,9 @@
 True
 """
 
-from spatially import models, nn, perturb, probes, surgery
+from spatially import models, nn, observe, perturb, probes, surgery
 from spatially.data import open_images
 from spatially.subject import Subject, load
 from spatially.version import __version__
 
-__all__ = ["Subject", "__version__", "load", "models", "nn", "open_images", "perturb", "probes", "surgery"]
+__all__ = ["Subject", "__version__", "load", "models", "nn", "observe", "open_images", "perturb", "probes", "surgery"]

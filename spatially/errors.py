@@ -8,6 +8,10 @@ class UserError(ValueError):
     """A mistake the user can mend. The command line prints it as one line and exits with code 2."""
 
 
+class NotApplicable(UserError):
+    """A measurement that this model has nothing for, such as attention in a network of convolutions."""
+
+
 def first_line(error: BaseException) -> str:
     r"""An error's message in one line; its type where it has none.
 

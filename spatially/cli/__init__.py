@@ -1,4 +1,4 @@
-"""The command line: ``spatially demo | probe | report | look | models | probes``."""
+"""The command line: ``spatially demo | probe | report | look | anatomy | models | probes``."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def probe(
     workers: Annotated[int | None, typer.Option(help="Threads that decode.", rich_help_panel=IMAGES)] = None,
     cache: Annotated[str | None, typer.Option(help="Folder for decoded crops.", rich_help_panel=IMAGES)] = None,
     probes: Annotated[
-        str, typer.Option(help="Names, separated by commas; all for all.", rich_help_panel=PROBING)
+        str, typer.Option(help="Names, separated by commas; all for all that apply.", rich_help_panel=PROBING)
     ] = "sensitivity",
     kinds: Annotated[str | None, typer.Option(help="shuffle,mask", rich_help_panel=PROBING)] = None,
     blocks: Annotated[
@@ -97,8 +97,9 @@ def probe(
     ] = False,
 ) -> None:
     """Measure models on images: plan, progress, results in OUT/results. Interrupted, the same command goes on."""
-    from spatially.probes import PROBES, probe_class
+    from spatially.probes import probe_class
     from spatially.study import Study, read_study, run_study
+    from spatially.study.spec import ALL
 
     if study is not None:
         beside = [name for name in given_by_user(context) if name not in BESIDE_A_STUDY]
@@ -110,7 +111,7 @@ def probe(
             raise UserError("name at least one model and give --data: spatially probe MODEL --data FOLDER --out DIR")
         if checkpoint is not None and len(models) > 1:
             raise UserError("--checkpoint goes with one model; put several into a study (--study FILE)")
-        names = list(PROBES) if probes == "all" else [probe_class(name.strip()).name for name in probes.split(",")]
+        names = [ALL if name.strip() == ALL else probe_class(name.strip()).name for name in probes.split(",")]
         chosen = {name: options.given(seed=seed) for name in names}
         sugar = options.given(
             kinds=None if kinds is None else [kind.strip() for kind in kinds.split(",")],
@@ -118,15 +119,18 @@ def probe(
             ratios=None if ratios is None else options.numbers(ratios, "--ratios", float),
             precision=precision,
         )
+        if sugar and ALL in chosen:
+            chosen.setdefault("sensitivity", {})
         if sugar and "sensitivity" not in chosen:
             raise UserError(
                 f"--{next(iter(sugar))} belongs to the probe sensitivity, which is not among --probes {probes}"
             )
         chosen.get("sensitivity", {}).update(sugar)
         for name, more in options.settings(set_ or []).items():
-            if probe_class(name).name not in chosen:
+            known = ALL if name == ALL else probe_class(name).name
+            if known not in chosen and ALL not in chosen:
                 raise UserError(f"--set {name}.… belongs to a probe that is not among --probes {probes}")
-            chosen[probe_class(name).name].update(more)
+            chosen.setdefault(known, {}).update(more)
         shared = options.model_options(context)
         spec = Study(
             models=[{"model": name, **shared} for name in models],

@@ -48,6 +48,7 @@ def open_images(
     strict: bool = False,
     cache: str | Path | None = None,
     progress: bool | None = None,
+    answers: bool = True,
 ) -> Images:
     """Open labelled images as crops for ``subject``.
 
@@ -58,6 +59,9 @@ def open_images(
     ``limit`` draws so many images by ``seed``, fairly from the whole; of a set that can only be read from front to back
     (``wds/…``) it takes the first. Decoded crops are kept in ``cache`` and opened from
     there next time. An image that cannot be read is skipped and named in the result; ``strict`` stops at it.
+
+    The labels must fit the classes that ``subject`` answers in, unless ``answers`` is False: what looks inside a model takes
+    any images.
     """
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise UserError(f"limit must be a whole number of at least 1, but came as {limit!r}")
@@ -74,7 +78,8 @@ def open_images(
     if len(images) == 0:
         named = "; ".join(f"{one.name} ({one.reason})" for one in images.skipped[:3])
         raise UserError(f"no image of {images.description} could be read" + (f": {named}" if named else ""))
-    subject.align(images.classes, images.labels)
+    if answers:
+        subject.align(images.classes, images.labels)
     return images
 
 

@@ -24,6 +24,9 @@ PATTERNS: tuple[Any, ...] = ("-", (0, (4.5, 1.5)), (0, (1.2, 1.2)))
 
 HOST, NEITHER, GUEST = "#c8570a", "#d3d8df", "#0f6fae"
 
+# What happens to the residual stream between two points of it; what is not here stays white.
+SHADES = {"attention": "#dfe3e9", "subsampling": "#c9e2f5"}
+
 # What the page's figures turn into when the reader's screen is dark; a figure's file keeps the colours above.
 DARK = {
     INK: "#e9ecf1",
@@ -39,6 +42,8 @@ DARK = {
     "#3f9bd1": "#8fcbf0",
     HOST: "#ee8a45",
     GUEST: "#4ba3df",
+    SHADES["attention"]: "#333c4a",
+    SHADES["subsampling"]: "#1d3f5a",
 }
 
 _FAMILIES = ("Inter", "Helvetica Neue", "Helvetica", "Arial", "Liberation Sans")

@@ -2,10 +2,18 @@
 
 from spatially.errors import unknown
 from spatially.probes.base import Probe
+from spatially.probes.fourier import Fourier
+from spatially.probes.interaction_ratio import InteractionRatio
 from spatially.probes.paste import Paste
+from spatially.probes.position_bias import PositionBias
+from spatially.probes.receptive_field import ReceptiveField
 from spatially.probes.sensitivity import Sensitivity
+from spatially.probes.variance import Variance
 
-PROBES: dict[str, type[Probe]] = {probe.name: probe for probe in (Sensitivity, Paste)}
+PROBES: dict[str, type[Probe]] = {
+    probe.name: probe
+    for probe in (Sensitivity, Paste, Fourier, Variance, ReceptiveField, PositionBias, InteractionRatio)
+}
 
 
 def probe_class(name: str) -> type[Probe]:
@@ -16,4 +24,15 @@ def probe_class(name: str) -> type[Probe]:
     return found
 
 
-__all__ = ["PROBES", "Paste", "Probe", "Sensitivity", "probe_class"]
+__all__ = [
+    "PROBES",
+    "Fourier",
+    "InteractionRatio",
+    "Paste",
+    "PositionBias",
+    "Probe",
+    "ReceptiveField",
+    "Sensitivity",
+    "Variance",
+    "probe_class",
+]

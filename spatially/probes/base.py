@@ -2,7 +2,7 @@
 
 A probe is a frozen dataclass whose fields are its options. It says
 
-* ``check(subject, images)``: whether it can run, before anything does;
+* ``check(subject, images)``: whether it can run, before anything does; ``NotApplicable`` where the model has no such thing;
 * ``measure(subject, images, rows)``: the outcomes of some images, a Dataset with ``image`` as its first dimension;
 * ``summarise(outcomes, chance)``: the numbers, added to the joined outcomes.
 
@@ -57,11 +57,21 @@ class Probe(ABC):
     title: ClassVar[str]
     paper: ClassVar[str]
     definition: ClassVar[str]
+    #: Whether the answers count, which must then be in the data's classes. What looks inside takes any images.
+    answers: ClassVar[bool] = True
     seed: int
 
     @abstractmethod
     def check(self, subject: Subject, images: Images) -> None:
         """Raise a ``UserError`` if these options do not fit this subject and these images."""
+
+    def view(self, subject: Subject, images: Images) -> Subject:
+        """The subject as it is measured: answering in the data's classes where the answers count."""
+        return subject.align(images.classes, images.labels) if self.answers else subject
+
+    def chunks(self, images: Images, *, batch: int) -> list[Rows]:
+        """The rows of the images that are measured, in the parts in which they are."""
+        return cut(images, batch=batch, seed=self.seed)
 
     @property
     @abstractmethod
@@ -106,9 +116,9 @@ class Probe(ABC):
 
     def run(self, subject: Subject, images: Images, *, batch: int = 64, progress: bool = False) -> xr.Dataset:
         """Measure ``subject`` on ``images`` in this process."""
-        view = subject.align(images.classes, images.labels)
+        view = self.view(subject, images)
         self.check(view, images)
-        chunks = cut(images, batch=batch, seed=self.seed)
+        chunks = self.chunks(images, batch=batch)
         stopping = self.stopping()
         parts = []
         for rows in track(chunks, description=self.title, disable=not progress):
@@ -123,7 +133,7 @@ class Probe(ABC):
 
     def finish(self, parts: Sequence[xr.Dataset], view: Subject, images: Images, *, batch: int) -> xr.Dataset:
         """Join the parts (in the order of their chunks), sum up, and say what was measured."""
-        result = self.summarise(self.join(parts), chance=1 / view.answers)
+        result = self.summarise(self.join(parts), chance=chance_of(view))
         result.attrs = describe(self, view, images, batch=batch)
         return result
 
@@ -134,6 +144,11 @@ def cut(images: Images, *, batch: int, seed: int) -> list[Rows]:
         raise UserError(f"batch must be at least 1, but came as {batch}")
     order = images.order(seed)
     return [order[first : first + batch] for first in range(0, len(order), batch)]
+
+
+def chance_of(subject: Subject) -> float:
+    """The accuracy of guessing; NaN for a model that gives no answers."""
+    return 1 / subject.answers if subject.answers else float("nan")
 
 
 def check_answers(subject: Subject) -> None:
@@ -166,7 +181,7 @@ def describe(probe: Probe, view: Subject, images: Images, *, batch: int) -> dict
         **view.describe(),
         **images.describe(),
         "classes": view.answers,
-        "chance": 1 / view.answers,
+        "chance": chance_of(view),
         "batch": batch,
         "device": device_name(view.device),
         "versions": json.dumps(_versions()),

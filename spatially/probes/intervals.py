@@ -46,12 +46,19 @@ def wilson(successes: ArrayLike, count: ArrayLike, *, level: float = LEVEL) -> I
     return Interval(np.clip(np.minimum(centre - half, share), 0, 1), np.clip(np.maximum(centre + half, share), 0, 1))
 
 
-def student(mean: ArrayLike, deviation: ArrayLike, count: ArrayLike, *, level: float = LEVEL) -> Interval:
-    """Student's interval for the mean of values in 0..1; undefined (NaN) for fewer than two values."""
+def student(
+    mean: ArrayLike,
+    deviation: ArrayLike,
+    count: ArrayLike,
+    *,
+    level: float = LEVEL,
+    within: tuple[float, float] = (0.0, 1.0),
+) -> Interval:
+    """Student's interval for the mean of values that lie ``within`` two ends; undefined (NaN) for fewer than two values."""
     mean, deviation, count = (np.asarray(value, float) for value in (mean, deviation, count))
     freedom = np.where(count > 1, count - 1, np.nan)
     half = special.stdtrit(freedom, 0.5 + level / 2) * deviation / np.sqrt(np.maximum(count, 1))
-    return Interval(np.clip(mean - half, 0, 1), np.clip(mean + half, 0, 1))
+    return Interval(np.clip(mean - half, *within), np.clip(mean + half, *within))
 
 
 def anytime(total: ArrayLike, count: ArrayLike, *, level: float = LEVEL) -> Interval:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from spatially import randomness
 from spatially.perturb.pixels import as_float
-from spatially.probes.base import Probe, Rows, cut, describe
+from spatially.probes.base import Probe, Rows, describe
 
 if TYPE_CHECKING:
     from spatially.data import Images
@@ -40,7 +40,7 @@ class Task:
     @cached_property
     def chunks(self) -> list[Rows]:
         """Rows of the images, chunk by chunk."""
-        return cut(self.images, batch=self.batch, seed=self.probe.seed)
+        return self.probe.chunks(self.images, batch=self.batch)
 
     @cached_property
     def attributes(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from spatially.data import Images, open_images
-from spatially.errors import UserError
+from spatially.errors import NotApplicable, UserError
 from spatially.files import write_whole
 from spatially.memory import trim
+from spatially.probes import Probe
 from spatially.study.plan import Task, plan_table, speed
 from spatially.study.processes import Processes, fixed_threads
 from spatially.study.spec import Study
@@ -46,10 +48,12 @@ def run_study(
     console.quiet = console.quiet or not processes.is_main
     store = Store(out)
     with fixed_threads():
-        tasks = list(_prepare(study, processes, device))
+        tasks, skipped = _prepare(study, processes, device)
         processes.wait()
         left = [task for task in tasks if not _finished(store, task, overwrite=overwrite)]
         _show_plan(tasks, left, store, processes, console)
+        for one in skipped:
+            console.print(escape(str(one)), style="yellow")
         if dry_run:
             return store
         if processes.is_main:
@@ -61,23 +65,56 @@ def run_study(
     return store
 
 
-def _prepare(study: Study, processes: Processes, device: str) -> Iterator[Task]:
+@dataclass(frozen=True)
+class Skipped:
+    """A probe that has nothing to measure in a model."""
+
+    model: str
+    probe: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"skipped {self.probe} of {self.model}: {self.reason}"
+
+
+def _prepare(study: Study, processes: Processes, device: str) -> tuple[list[Task], list[Skipped]]:
     """Load the models, open their images and check that every probe fits, before anything runs."""
     where = str(processes.device) if device == "auto" or processes.count > 1 else device
     names: set[str] = set()
-    position = 0
+    tasks: list[Task] = []
+    skipped: list[Skipped] = []
     for options in study.models:
         subject = load(**{"device": where, **options})
         if slug(subject.name) in names:
             raise UserError(f"two models are called {subject.name}; give one of them another name (name: …)")
         names.add(slug(subject.name))
         with processes.main_first():
-            images = open_images(subject=subject, progress=None if processes.is_main else False, **study.data)
-        view = subject.align(images.classes, images.labels)
+            said = None if processes.is_main else False
+            # Probes for which the answers count see to the classes themselves.
+            images = open_images(subject=subject, progress=said, answers=False, **study.data)
         for probe in study.make_probes():
-            probe.check(view, images)
-            yield Task(position, view, images, probe, study.batch, study.command())
-            position += 1
+            try:
+                view = probe.view(subject, images)
+                probe.check(view, images)
+            except UserError as error:
+                if not _may_skip(study, probe, error):
+                    raise
+                skipped.append(Skipped(subject.name, probe.name, str(error)))
+                continue
+            tasks.append(Task(len(tasks), view, images, probe, study.batch, study.command()))
+    measured = {task.probe.name for task in tasks}
+    for one in skipped:
+        if one.probe not in measured and not study.everything:
+            raise NotApplicable(one.reason)
+    if not tasks:
+        raise UserError("nothing can be measured: " + "; ".join(f"{one.probe}: {one.reason}" for one in skipped))
+    return tasks, skipped
+
+
+def _may_skip(study: Study, probe: Probe, error: UserError) -> bool:
+    """What a model has nothing for is left out; of all probes also those that its images do not do for, unless the user set
+    their options, which may be what is wrong."""
+    return isinstance(error, NotApplicable) or (study.everything and not study.options_of(probe.name))
 
 
 def _finished(store: Store, task: Task, *, overwrite: bool) -> bool:

@@ -6,6 +6,9 @@
     data: {source: imagenet/val, limit: 5000}
     probes: {sensitivity: {blocks: [8, 16]}, paste: {}}
     batch: 64
+
+``probes: all`` is every probe that has something to measure in a model; ``probes: {all: {}, paste: {block: 8}}`` with options
+for one of them.
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ import yaml
 
 from spatially.data import open_images
 from spatially.errors import UserError, unknown
-from spatially.probes import Probe, probe_class
+from spatially.probes import PROBES, Probe, probe_class
 from spatially.subject import load
 
+ALL = "all"
 _HOW = ("workers", "cache", "strict")
 _SAID_IN_WORDS = {
     "pretrained",
@@ -42,7 +46,7 @@ _SAID_IN_WORDS = {
     "compile",
     "channels_last",
 }
-_SET_BY_THE_RUN = ("device", "progress", "subject", "labels", "classes")
+_SET_BY_THE_RUN = ("device", "progress", "subject", "labels", "classes", "answers")
 
 
 def _option_names(function: Any) -> list[str]:
@@ -70,10 +74,24 @@ class Study:
         _check_names("option of data", self.data, _option_names(open_images))
         self.make_probes()
 
+    @property
+    def everything(self) -> bool:
+        """Whether all probes are asked for, as far as they apply."""
+        return ALL in self.probes
+
+    def options_of(self, probe: str) -> Mapping[str, Any]:
+        """The options that were given for one probe itself."""
+        return next((options for name, options in self.probes.items() if name.lower() == probe), {})
+
     def make_probes(self) -> list[Probe]:
         """The probes, their options checked."""
         made = []
-        for name, options in self.probes.items():
+        _check_names(f"option of {ALL}", self.probes.get(ALL, {}), ["seed"])
+        own = {name: options for name, options in self.probes.items() if name != ALL}
+        for name in own:
+            probe_class(name)
+        wanted = {name: {**self.probes[ALL], **self.options_of(name)} for name in PROBES} if self.everything else own
+        for name, options in wanted.items():
             kind = probe_class(name)
             _check_names(f"option of {kind.name}", options, [one.name for one in dataclasses.fields(kind)])  # type: ignore[arg-type]
             if not isinstance(options.get("seed", 0), int):

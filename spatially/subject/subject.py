@@ -78,6 +78,11 @@ class Subject:
         return self._model_answers if members is None else len(members)
 
     @property
+    def compiled(self) -> bool:
+        """Whether calls run compiled code instead of `model` itself."""
+        return self._forward is not self.model
+
+    @property
     def fingerprint(self) -> str:
         """BLAKE2b of all weights, computed when first asked for."""
         return self._fingerprint.hexadecimal
@@ -133,7 +138,7 @@ class Subject:
         return f"Subject({self.name}, {height}×{width}, {self.answers} answers, {self.dtype}, {self.device})"
 
     def _run(self, normalised: Tensor) -> Tensor:
-        with self._precision():
+        with self.precision():
             output = logits_of(self._forward(normalised))
         if output.ndim != 2 or output.shape[0] != normalised.shape[0]:
             raise UserError(
@@ -142,7 +147,8 @@ class Subject:
             )
         return output.to(self._weights_dtype)
 
-    def _precision(self) -> AbstractContextManager[Any]:
+    def precision(self) -> AbstractContextManager[Any]:
+        """The context in which the model computes: autocast for half precision."""
         return torch.autocast(self.device.type, dtype=self.dtype) if self.dtype in HALF else nullcontext()
 
 

@@ -77,6 +77,25 @@ def test_the_command_in_a_result_repeats_it(run: Callable, tmp_path: Path) -> No
     assert (tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes()
 
 
+def test_all_probes_that_apply_and_what_was_skipped(run: Callable, tmp_path: Path) -> None:
+    words = [*MODEL, "--data", "shapes", "--limit", "8", "--blocks", "8", "--ratios", "0,1", "--batch", "8"]
+    code, _, said = run("probe", *words, "--probes", "all", "--set", "paste.block=8", "--out", tmp_path / "a")
+    assert code == 0
+    assert "skipped position_bias of resnet10t: resnet10t has no position embedding and no position bias" in " ".join(
+        said.split()
+    )
+    found = {path.name.split(".")[1] for path in (tmp_path / "a" / "results").iterdir()}
+    assert found >= {"sensitivity", "paste", "receptive_field", "fourier", "variance"}
+    assert "position_bias" not in found
+    facts = load_dataset(tmp_path / "a" / "results" / "resnet10t.paste.nc", engine="h5netcdf").attrs
+    assert "--probes all,paste,sensitivity" in facts["command"] or "--probes all,sensitivity,paste" in facts["command"]
+    assert json.loads(facts["options"])["block"] == 8
+    alone = ["--data", "shapes", "--limit", "8", "--probes", "position_bias", "--out", tmp_path / "b"]
+    code, _, said = run("probe", *MODEL, *alone)
+    assert code == 2
+    assert "resnet10t has no position embedding" in " ".join(said.split())
+
+
 def test_study_from_a_file(run: Callable, tmp_path: Path) -> None:
     run("probe", *MODEL, *SMALL, "--out", tmp_path / "a")
     code, _, _ = run("probe", "--study", tmp_path / "a" / "study.yaml", "--device", "cpu", "--out", tmp_path / "b")
@@ -126,6 +145,33 @@ def test_models_and_probes(run: Callable) -> None:
     assert "paste" in out
 
 
+def test_anatomy(run: Callable) -> None:
+    code, out, _ = run("anatomy", *MODEL)
+    assert code == 0
+    assert "residual stream for images of 32×32" in out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["1", "layer1.0", "convolution", "8×8", "64", "nchw"] in lines
+    assert ["2", "layer2.0", "subsampling", "4×4", "128", "nchw"] in lines
+    assert "5 points: 1 stem, 1 convolution, 3 subsampling" in out
+    code, out, _ = run("anatomy", "pit_tiny", "--no-pretrained", "--input-size", "64x96", "--device", "cpu")
+    assert code == 0
+    assert "7×11 + 1" in out
+
+
+def test_spectra_and_variance_in_a_study_and_on_the_page(run: Callable, tmp_path: Path) -> None:
+    words = ["probe", *MODEL, "--data", "shapes", "--limit", "24", "--batch", "10", "--probes", "fourier,variance"]
+    code, _, _ = run(*words, "--out", tmp_path / "a")
+    assert code == 0
+    spectra = load_dataset(tmp_path / "a" / "results" / "resnet10t.fourier.nc", engine="h5netcdf")
+    assert spectra.sizes["image"] == 24
+    assert spectra["name"].values.tolist() == ["maxpool", "layer1.0", "layer2.0", "layer3.0", "layer4.0"]
+    code, _, _ = run("report", tmp_path / "a")
+    assert code == 0
+    assert (tmp_path / "a" / "figures" / "fourier_spectra.svg").exists()
+    assert (tmp_path / "a" / "figures" / "variance_depth.svg").exists()
+    assert "Park" in (tmp_path / "a" / "report.html").read_text()
+
+
 class Malicious:
     """A pickle that would run code when opened."""
 
@@ -173,6 +219,7 @@ MISTAKES = {
     "look at text": ("look {tmp}/note.png --models bag_of_patches", "not an image"),
     "look at nothing": ("look {tmp}/none.png --models bag_of_patches", "there is no image"),
     "look's ending": ("look shapes:1 --models bag_of_patches --out a.gif", ".png, .pdf or .svg"),
+    "anatomy of what has none": ("anatomy vgg11 --no-pretrained --input-size 32 --device cpu", "no residual stream"),
     "models' pattern": ("models swim_tiny", "did you mean"),
 }
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from spatially.errors import UserError
+from spatially.probes import PROBES
 from spatially.study.spec import Study, make_study, read_study
 
 YAML = """
@@ -75,3 +76,15 @@ def test_mistakes_are_named(text: str, said: str, tmp_path: Path) -> None:
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no study"):
         read_study(tmp_path / "none.yaml")
+
+
+def test_all_probes_with_options_for_one() -> None:
+    study = make_study(models="a", data="shapes", probes={"all": {"seed": 3}, "paste": {"block": 8}})
+    made = {probe.name: probe for probe in study.make_probes()}
+    assert list(made) == list(PROBES)
+    assert {probe.seed for probe in made.values()} == {3}
+    assert made["paste"].options()["block"] == 8
+    assert "--probes all,paste" in study.command()
+    assert make_study(models="a", data="shapes", probes="all").everything
+    with pytest.raises(UserError, match="unknown option of all 'block'"):
+        make_study(models="a", data="shapes", probes={"all": {"block": 8}})

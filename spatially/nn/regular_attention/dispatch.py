@@ -14,6 +14,7 @@ from operator import index
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from spatially.errors import UserError
 from spatially.nn.check import odd
@@ -64,6 +65,19 @@ def regular_attention(
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         _check_tensor(name, tensor)
+    if has_torch_function((query, key, value)):  # an observer sees one call, whichever way it is computed
+        return handle_torch_function(
+            regular_attention,
+            (query, key, value),
+            query,
+            key,
+            value,
+            window=window,
+            border=border,
+            bias=bias,
+            scale=scale,
+            backend=backend,
+        )
     return _attend([query, key, value], window=window, border=border, bias=bias, scale=scale, backend=backend)
 
 
@@ -94,6 +108,11 @@ def packed_regular_attention(
         what = "" if key is None else " beside the key"
         raise UserError(f"packed must be (batch, height, width, {parts}, heads, size){what}: got {tuple(packed.shape)}")
     projections = [packed] if key is None else [packed, key]
+    if has_torch_function(projections):  # and this one as the same call
+        query, key, value = unpack(projections)
+        return regular_attention(
+            query, key, value, window=window, border=border, bias=bias, scale=scale, backend=backend
+        )
     return _attend(projections, window=window, border=border, bias=bias, scale=scale, backend=backend)
 
 

@@ -1,0 +1,195 @@
+"""The last feature map of any model: what its answer is read from.
+
+In timm's models it is mostly what ``forward_features`` returns; others have no such method. So it is found in the record of
+a pass (:mod:`spatially.observe.provenance`), by one rule for all:
+
+1. The residual stream ends at its last point, on a grid.
+2. If a normalisation follows that still holds a map on that grid, the last such one is the final norm (ViT: ``norm``;
+   EfficientNet: the batch norm of the 1×1 convolution after the last block). If none follows, because the model normalises
+   after pooling (ConvNeXt) or the class token alone (PiT), or not at all (ResNet), the last point itself is taken.
+3. Activations that are applied to it directly belong to it.
+
+In a model without residual additions the last convolution, linear layer, normalisation or activation that gives a map of
+more than one position takes the place of 1 and 2; a pool that follows does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from spatially.errors import NotApplicable, unknown
+from spatially.observe.layout import IMAGES, Layout, layout_of
+from spatially.observe.provenance import Record, Step, record
+from spatially.observe.residual import ACTIVATIONS, Point, find_points
+from spatially.observe.stream import Consumer, Place, Spot, spot_at, spots_of, stream
+from spatially.subject import Subject
+
+FINAL = "final"
+NORMS = frozenset({"layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "native_layer_norm"})
+MAKES_MAPS = frozenset({"convolution", "linear", "attention"})
+
+
+class feature_map(stream):  # reads like the function it is to its users
+    """Look at one feature map of ``subject`` while it runs: as `stream`, with this one place.
+
+    ``layer`` is "final", or the name or number of a point of the residual stream, as `spatially anatomy` lists them; negative
+    numbers count from the end.
+
+    >>> import spatially
+    >>> subject = spatially.load("resnet18", pretrained=False, device="cpu")
+    >>> feature_map(subject).place().grid
+    (7, 7)
+    """
+
+    def __init__(self, subject: Subject, consumer: Consumer | None = None, *, layer: str | int = FINAL) -> None:
+        super().__init__(subject, consumer)
+        self._layer = layer
+
+    def place(self) -> Place:
+        """The place, at the subject's own input size."""
+        return self.places()[0]
+
+    def source(self, row: int, column: int) -> tuple[float, float]:
+        """Where in the image a position of the map comes from: down and across, in pixels.
+
+        Of a patch, its middle; of a strided convolution, the middle of what it reads, which is not that of the map's cell.
+        """
+        rows, columns = self._found(self._subject.preprocessing.input_size).sources
+        return float(rows[row, column]), float(columns[row, column])
+
+    def spots(self, size: tuple[int, int]) -> list[Spot]:
+        return [self._found(size).spot]
+
+    def _found(self, size: tuple[int, int]) -> FoundMap:
+        final, points = maps_of(self._subject, size)
+        if self._layer == FINAL:
+            return final
+        if not points:
+            spots_of(self._subject, size)  # says that there is no stream
+        return points[_number(self._layer, [found.spot.place for found in points])]
+
+
+def _number(layer: str | int, places: Sequence[Place]) -> int:
+    names = [place.name for place in places]
+    if isinstance(layer, str):
+        if layer not in names:
+            raise unknown("layer", layer, [FINAL, *names], hint="(spatially anatomy lists them)")
+        return names.index(layer)
+    if not -len(names) <= layer < len(names):
+        raise unknown("layer", str(layer), [FINAL, f"0 … {len(names) - 1}", f"-{len(names)} … -1"])
+    return layer
+
+
+@dataclass(frozen=True, eq=False)
+class FoundMap:
+    """Where a map comes up in a pass, and where in the image each of its positions comes from: rows, columns, in pixels."""
+
+    spot: Spot
+    sources: tuple[Tensor, Tensor]
+
+
+_FOUND: WeakKeyDictionary[nn.Module, dict[Any, tuple[FoundMap, list[FoundMap]]]] = WeakKeyDictionary()
+
+
+def maps_of(subject: Subject, size: tuple[int, int]) -> tuple[FoundMap, list[FoundMap]]:
+    """The last feature map and the points of the stream, found once for as long as the model's modules are the same."""
+    modules = tuple((name, type(module)) for name, module in subject.model.named_modules())
+    key = (size, subject.dtype, subject.device, modules)
+    known = _FOUND.setdefault(subject.model, {})
+    if key not in known:
+        images = subject.normalise(torch.full((IMAGES, 3, *size), 0.5, device=subject.device))
+        with torch.no_grad(), subject.precision():
+            passed = record(subject.model, images)
+        points = find_points(passed)
+        places = [
+            Place(number, one.name, one.kind, one.layout.grid, one.layout.prefix, one.layout.channels, one.layout.name)
+            for number, one in enumerate(points)
+        ]
+        known[key] = (
+            _final(passed, points, subject),
+            [
+                _found(passed, passed.steps[one.step], one.layout, place)
+                for one, place in zip(points, places, strict=True)
+            ],
+        )
+    return known[key]
+
+
+def _found(passed: Record, step: Step, layout: Layout, place: Place) -> FoundMap:
+    assert step.points is not None
+    rows, columns = (layout.map(part)[0, 0].cpu() for part in (step.points.row, step.points.column))
+    return FoundMap(spot_at(passed, step, layout, place), (rows, columns))
+
+
+def _final(passed: Record, points: Sequence[Point], subject: Subject) -> FoundMap:
+    maps = _Maps(passed)
+    if points:
+        last = passed.steps[points[-1].step]
+        norms = [one for one in maps.after(last, points[-1].layout.grid) if _is_norm(one, subject.model)]
+        step = norms[-1] if norms else last
+    else:
+        made = [one for one in passed.steps if _makes_a_map(one, subject.model) and maps.whole(one)]
+        if not made:
+            raise NotApplicable(
+                f"{subject.name} has no feature map: nothing that it computes has positions in the image"
+            )
+        step = made[-1]
+    step = maps.activated(step)
+    layout = maps.layout(step)
+    assert layout is not None
+    kind = points[-1].kind if points else "convolution"
+    place = Place(0, step.module or "model", kind, layout.grid, layout.prefix, layout.channels, layout.name)
+    return _found(passed, step, layout, place)
+
+
+def _is_norm(step: Step, model: nn.Module) -> bool:
+    """A normalisation, by its function or, for what is written out, by the name of its module."""
+    return step.name in NORMS or "norm" in type(model.get_submodule(step.module)).__name__.lower()
+
+
+def _makes_a_map(step: Step, model: nn.Module) -> bool:
+    return step.function is not None and (
+        step.kind in MAKES_MAPS or step.name in ACTIVATIONS or step.kind == "addition" or _is_norm(step, model)
+    )
+
+
+class _Maps:
+    """Which steps of a pass hold whole maps."""
+
+    def __init__(self, passed: Record) -> None:
+        self._steps = passed.steps
+        self._layouts: dict[int, Layout | None] = {}
+
+    def layout(self, step: Step) -> Layout | None:
+        if step.number not in self._layouts:
+            self._layouts[step.number] = None if step.points is None else layout_of(step.points)
+        return self._layouts[step.number]
+
+    def whole(self, step: Step, grid: tuple[int, int] | None = None) -> bool:
+        """Whether it holds a map, of more than one position, or on the given grid."""
+        layout = self.layout(step)
+        return layout is not None and (layout.grid == grid if grid else layout.grid != (1, 1))
+
+    def after(self, step: Step, grid: tuple[int, int]) -> list[Step]:
+        """The steps computed from ``step`` that hold a map on the grid."""
+        reached = {step.number}
+        found = []
+        for one in self._steps[step.number + 1 :]:
+            if reached.intersection(one.parents):
+                reached.add(one.number)
+                if one.function is not None and self.whole(one, grid):
+                    found.append(one)
+        return found
+
+    def activated(self, step: Step) -> Step:
+        """The activation that is applied to a step's result, if one is."""
+        for one in self._steps[step.number + 1 :]:
+            if step.number in one.parents and one.name in ACTIVATIONS and one.shape == step.shape and self.whole(one):
+                return self.activated(one)
+        return step

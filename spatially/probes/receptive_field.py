@@ -1,0 +1,341 @@
+r"""Effective receptive fields: which pixels a position of a feature map listens to (Kim, section 2, figures 1-4).
+
+For the target y, a position of the last feature map after the final norm (:mod:`spatially.observe.feature_map`), or of any
+point of the residual stream, with D channels, an image x with C colours, and a set S of images:
+
+* ``style="kim"``: :math:`R = \frac{1}{|S|} \sum_{x \in S} \mathrm{ReLU}\Big(\frac{1}{C} \sum_c
+  \frac{\partial}{\partial x_c} \frac{1}{D} \sum_d y_d\Big)`;
+* ``style="luo"``: the plain gradient, :math:`R = \Big|\frac{1}{|S|} \sum_{x \in S} \frac{1}{C} \sum_c
+  \frac{\partial}{\partial x_c} \frac{1}{D} \sum_d y_d\Big|`;
+* ``style="replknet"``: :math:`R = \frac{1}{|S|} \sum_{x \in S} \sum_c \mathrm{ReLU}\Big(\frac{\partial}{\partial x_c} \sum_d
+  \mathrm{ReLU}(y_d)\Big)`,
+
+normalised to sum 1. The gradient is with respect to the image as the model takes it, after normalisation. One backward pass
+serves a whole batch, since in eval mode no image's target depends on another image.
+
+Reported with it: ``side`` of the smallest square that holds a share of the mass, centred where the
+target comes from in the image, the Gaussian
+fit (:mod:`spatially.probes.gaussian_fit`), and ``change``: half the summed difference of the fields of two halves of the
+images, the share of the mass that would lie elsewhere had the other half been used. The field of all images is off by about
+half of that; it is ``converged`` when ``change`` is at most ``tolerance``.
+
+After a norm whose weights are all equal, as in an untrained ViT, the mean over channels is the same for every image, and its
+gradient is rounding error. ``signal``, how much the target varies over images relative to how much channels do, tells: below
+1e-5 the field is not to be trusted. ``style="replknet"``, or a layer before the norm, has no such blind spot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+import xarray as xr
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from spatially import randomness
+from spatially.errors import NotApplicable, UserError, unknown
+from spatially.observe.feature_map import FINAL, feature_map
+from spatially.observe.finite import not_finite
+from spatially.observe.position import as_position, centre, check_place
+from spatially.observe.stream import Place
+from spatially.perturb.pixels import as_float
+from spatially.probes.base import Drawing, Probe, Rows
+from spatially.probes.gaussian_fit import BASELINES, fit_gaussian
+from spatially.probes.variants import GIVEN, VARIANTS, check_variant, variant
+
+if TYPE_CHECKING:
+    from spatially.data import Images
+    from spatially.subject import Subject
+
+KIM, LUO, REPLKNET = "kim", "luo", "replknet"
+STYLES = (KIM, LUO, REPLKNET)
+CENTRE, LOWER_RIGHT = "centre", "lower_right"
+SHARES = (0.2, 0.3, 0.5, 0.99)
+NOISE = 1e-5  # of ``signal``: what is left of a constant in single precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceptiveField(Probe):
+    """The effective receptive field of one position of one layer.
+
+    ``layer`` is "final", or a point of the residual stream by name or number. ``position`` is "centre" (of an even grid the
+    upper left of the central four), "lower_right" (the lower right of them), or a row and a column. ``variants`` are any of
+    given, untrained and reset; with several, results have the dimension ``variant``. ``reset`` says whether absolute positions
+    are drawn anew or set to zero for the variant of that name.
+    """
+
+    name: ClassVar[str] = "receptive_field"
+    title: ClassVar[str] = "Effective receptive field"
+    paper: ClassVar[str] = (
+        "Kim, Understanding Gaussian Attention Bias of Vision Transformers Using Effective Receptive Fields, "
+        "section 2, figures 1-4"
+    )
+    definition: ClassVar[str] = (
+        "The gradient of one position of a feature map, mean over channels, with respect to the pixels, mean over colours, "
+        "ReLU, mean over images, normalised to sum 1 (style kim; luo and replknet as their authors have it)."
+    )
+    answers: ClassVar[bool] = False
+
+    style: str = KIM
+    layer: str | int = FINAL
+    position: str | Sequence[int] = CENTRE
+    variants: Sequence[str] = (GIVEN,)
+    reset: str = "draw"
+    baseline: str = "free"
+    tolerance: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("style", self.style, STYLES),
+            ("reset", self.reset, ("draw", "zero")),
+            ("baseline", self.baseline, BASELINES),
+        ):
+            if value not in allowed:
+                raise unknown(name, str(value), allowed)
+        wanted = (self.variants,) if isinstance(self.variants, str) else tuple(self.variants)
+        for one in wanted:
+            if one not in VARIANTS:
+                raise unknown("variant", str(one), VARIANTS)
+        if not wanted:
+            raise UserError(f"variants must name at least one of {', '.join(VARIANTS)}")
+        if isinstance(self.layer, bool) or not isinstance(self.layer, (str, int)):
+            raise UserError(f"layer must be {FINAL!r}, a name or a number, but came as {self.layer!r}")
+        if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, (int, float)) or not self.tolerance > 0:
+            raise UserError(f"tolerance must be a number above 0, but came as {self.tolerance!r}")
+        object.__setattr__(self, "variants", tuple(one for one in VARIANTS if one in wanted))
+        object.__setattr__(self, "position", as_position(self.position, CENTRE, LOWER_RIGHT))
+
+    @property
+    def passes(self) -> int:
+        return 3 * len(self.variants)  # a backward pass costs about two forward ones
+
+    @property
+    def interval(self) -> str:
+        return "none; change compares two halves of the images"
+
+    def check(self, subject: Subject, images: Images) -> None:
+        if not len(images):
+            raise UserError("a receptive field needs at least one image")
+        self.target(subject)
+        for name in self.variants:
+            check_variant(subject, name)
+        pixels = as_float(images.batch(np.arange(1), subject.device)[0])
+        with observed(subject, self.layer, lambda map: map.sum()) as run:
+            total, _ = run(pixels)
+        if not total.requires_grad:
+            raise NotApplicable(
+                f"{subject.name} is not differentiable: no gradient of {self.target(subject)[0].name} reaches the image"
+            )
+
+    def target(self, subject: Subject) -> tuple[Place, tuple[int, int]]:
+        """The layer, and the row and column of the position."""
+        place = feature_map(subject, layer=self.layer).place()
+        if self.position == CENTRE:
+            return place, centre(place.grid)
+        if self.position == LOWER_RIGHT:
+            return place, (place.grid[0] // 2, place.grid[1] // 2)
+        assert not isinstance(self.position, str)
+        return place, check_place(self.position, place.grid, what=f"position (in {place.name})")
+
+    def measure(
+        self, subject: Subject, images: Images, rows: Rows, *, stopped: NDArray[np.bool_] | None = None
+    ) -> xr.Dataset:
+        pixels, _, index = images.batch(rows, subject.device)
+        shown = as_float(pixels)
+        second = (randomness.image_bits(randomness.stream(self.seed, "halves"), index) & 1).bool()
+        place, (row, column) = self.target(subject)
+        source = feature_map(subject, layer=self.layer).source(row, column)
+        totals, moments = [], []
+        for name in self.variants:
+            with variant(subject, name, seed=self.seed, zero=self.reset == "zero") as one:
+                fields, features = self.fields(one, shown, row, column)
+            halves = [fields[~second].sum(0, dtype=torch.float64), fields[second].sum(0, dtype=torch.float64)]
+            totals.append(torch.stack(halves).cpu().numpy())
+            moments.append(_moments(features.relu() if self.style == REPLKNET else features))
+        return xr.Dataset(
+            {
+                "total": (("variant", "half", "y", "x"), np.stack(totals)),
+                "moments": (("variant", "moment"), np.stack(moments)),
+                "count": ("half", [int((~second).sum()), int(second.sum())]),
+            },
+            coords={
+                "variant": list(self.variants),
+                "name": place.name,
+                "kind": place.kind,
+                "row": row,
+                "column": column,
+                "rows": place.grid[0],
+                "columns": place.grid[1],
+                "source_y": source[0],
+                "source_x": source[1],
+            },
+        )
+
+    def fields(self, subject: Subject, pixels: Tensor, row: int, column: int) -> tuple[Tensor, Tensor]:
+        """One map an image, (batch, height, width), and the target's channels, (batch, channels)."""
+        if len(pixels) == 1 and subject.device.type == "cpu":
+            # PyTorch's backward of a batch norm in eval mode misreads a transposed gradient of a single image there.
+            both = self.fields(subject, pixels.repeat(2, 1, 1, 1), row, column)
+            return both[0][:1], both[1][:1]
+        with observed(subject, self.layer, lambda map: map[:, :, row, column]) as run:
+            features, shown = run(pixels)
+            accurate = features.to(torch.promote_types(features.dtype, torch.float32))
+            # Each image's target depends on that image alone, so the gradient of their sum is the gradient of each.
+            target = accurate.relu().sum() if self.style == REPLKNET else accurate.mean(1).sum()
+            (gradient,) = torch.autograd.grad(target, shown)
+        if not bool(torch.isfinite(gradient).all() & torch.isfinite(accurate).all()):
+            raise not_finite(subject, pixels, "the receptive field")
+        # From pixels to the model's own input, which is (pixels − mean) / deviation.
+        gradient = gradient * gradient.new_tensor(subject.preprocessing.std).view(3, 1, 1)
+        if self.style == REPLKNET:
+            return gradient.relu().sum(1), accurate.detach()
+        plain = gradient.mean(1)
+        return (plain if self.style == LUO else plain.relu()), accurate.detach()
+
+    def join(self, parts: Sequence[xr.Dataset]) -> xr.Dataset:
+        """The chunks' sums, added in the order of the chunks."""
+        if not parts:
+            raise UserError("a receptive field needs at least one image")
+        joined = parts[0].drop_attrs().copy(deep=True)
+        for part in parts[1:]:
+            for name in ("total", "moments", "count"):
+                joined[name] = joined[name] + part[name]
+        return joined
+
+    def summarise(self, outcomes: xr.Dataset, *, chance: float) -> xr.Dataset:
+        several = "variant" in outcomes.dims
+        sums = outcomes if several else outcomes.expand_dims("variant")
+        totals = sums["total"].transpose("variant", "half", "y", "x").values
+        counts = sums["count"].values.reshape(-1)[:2]
+        each = [
+            self._numbers(outcomes, name, halves, counts) for name, halves in zip(self.variants, totals, strict=True)
+        ]
+        result = xr.concat(each, dim="variant").assign_coords(variant=list(self.variants))
+        signal = [_signal(one) for one in sums["moments"].values]
+        result["signal"] = "variant", signal
+        result["images"] = int(counts.sum())
+        scalars = ("name", "kind", "row", "column", "rows", "columns", "source_y", "source_x")
+        result = result.assign_coords({name: outcomes[name].values[()] for name in scalars})
+        return result.squeeze("variant") if len(self.variants) == 1 else result
+
+    def _numbers(
+        self, outcomes: xr.Dataset, name: str, halves: NDArray[np.float64], counts: NDArray[np.int64]
+    ) -> xr.Dataset:
+        whole = np.abs(halves.sum(0))
+        if not whole.sum() > 0:
+            raise UserError(
+                f"the gradient of {outcomes['name'].values!s} is 0 at every pixel ({name}): the model's answer does not "
+                "depend on the image through it"
+            )
+        field = whole / whole.sum()
+        height, width = field.shape
+        middle = float(outcomes["source_y"]), float(outcomes["source_x"])
+        fit = fit_gaussian(field, baseline=self.baseline)
+        change = _change(*np.abs(halves)) if (counts > 0).all() else np.nan
+        numbers = {
+            "r_squared": fit.r_squared,
+            "sigma_x": fit.sigma_x,
+            "sigma_y": fit.sigma_y,
+            "amplitude": fit.amplitude,
+            "centre_x": fit.x,
+            "centre_y": fit.y,
+            "change": change,
+            "converged": bool(change <= self.tolerance),
+        }
+        return xr.Dataset(
+            {
+                "receptive_field": (("y", "x"), field),
+                "side": ("share", squares(field, middle, SHARES)),
+                **{key: ((), value) for key, value in numbers.items()},
+            },
+            coords={"y": np.arange(height), "x": np.arange(width), "share": list(SHARES)},
+        )
+
+    @classmethod
+    def drawing(cls) -> Drawing:
+        from spatially.probes import receptive_field_figures
+
+        return receptive_field_figures
+
+
+def squares(
+    field: NDArray[np.float64], middle: tuple[float, float], shares: Sequence[float] = SHARES
+) -> NDArray[np.float64]:
+    """Sides, in pixels, of the smallest squares around ``middle`` that hold these shares of the mass.
+
+    A pixel is in a square with all of its area; the square may reach over the image's border.
+
+    >>> squares(np.ones((10, 10)), (5, 5), [0.04, 0.3, 1])
+    array([ 2.,  6., 10.])
+    """
+    height, width = field.shape
+    down = np.abs(np.arange(height) + 0.5 - middle[0])[:, None] + 0.5
+    across = np.abs(np.arange(width) + 0.5 - middle[1])[None, :] + 0.5
+    sides = 2 * np.maximum(down, across).ravel()
+    order = np.argsort(sides, kind="stable")
+    held = np.cumsum(field.ravel()[order])
+    held /= held[-1]
+    # Rounding must not ask for one more ring of pixels.
+    places = [min(int(np.searchsorted(held, share - 1e-9)), held.size - 1) for share in shares]
+    return sides[order][places]
+
+
+@contextmanager
+def observed(subject: Subject, layer: str | int, take: Any) -> Iterator[Any]:
+    """A function of pixels that runs the subject and gives what ``take`` takes of the layer's map, and the pixels that it can
+    be differentiated by. The weights need no gradients meanwhile, which saves time and memory."""
+
+    def run(pixels: Tensor) -> tuple[Tensor, Tensor]:
+        wide = torch.float64 if subject.dtype == torch.float64 else torch.float32
+        shown = pixels.detach().to(device=subject.device, dtype=wide, copy=True).requires_grad_()
+        taken: list[Tensor] = []
+        # The model may overwrite its map later on: the copy is of one position.
+        with feature_map(subject, lambda place, map: taken.append(take(map).clone()), layer=layer):
+            subject(shown)
+        return taken[0], shown
+
+    with frozen(subject.model), torch.inference_mode(False), torch.enable_grad():
+        yield run
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """No parameter asks for a gradient while this lasts."""
+    asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in asking:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in asking:
+            parameter.requires_grad_(True)
+
+
+def _moments(features: Tensor) -> NDArray[np.float64]:
+    """What ``signal`` needs, as sums over images: their number, the targets, their squares, the spread of the channels."""
+    values = features.double()
+    means = values.mean(1)
+    spread = values.std(1) if values.shape[1] > 1 else means.abs()
+    sums = (means.new_tensor(len(means)), means.sum(), means.square().sum(), spread.sum())
+    return torch.stack(sums).cpu().numpy()
+
+
+def _signal(moments: NDArray[np.float64]) -> float:
+    """Standard deviation of the target over images, relative to the mean spread of channels; NaN for fewer than two."""
+    count, total, squares_, spread = moments
+    if count < 2 or spread <= 0:
+        return float("nan")
+    return float(np.sqrt(max(squares_ / count - (total / count) ** 2, 0.0)) / (spread / count))
+
+
+def _change(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Half the summed difference of two fields, each normalised."""
+    if not (one.sum() > 0 and other.sum() > 0):
+        return float("nan")
+    return float(np.abs(one / one.sum() - other / other.sum()).sum() / 2)
