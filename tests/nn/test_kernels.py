@@ -56,6 +56,32 @@ def test_half_precision():  # bfloat16, which the interpreter's NumPy does not h
     assert max(compare((1, 6, 7, 2, 16), window=3, border="mask", biased=True, dtype=torch.float16)) < 1e-3
 
 
+@pytest.mark.parametrize("border", BORDERS)
+def test_logits_far_apart(border):
+    """Where the largest logit lies far above those of the chunk that gives the reference, the tile is done again."""
+    inputs = [draw(1, 9, 9, 1, 16, seed=seed) for seed in range(3)]
+    with torch.no_grad():
+        inputs[0].fill_(10.0)
+        inputs[1].mul_(0.1)
+        inputs[1][:, 4, :] = 40.0
+    results = []
+    for tensors, backend in (
+        (inputs, "triton"),
+        ([one.detach().double().requires_grad_() for one in inputs], "reference"),
+    ):
+        out = regular_attention(*tensors, window=7, border=border, backend=backend)
+        results.append([out, *torch.autograd.grad(out.square().sum(), tensors)])
+    for measured, expected in zip(*results, strict=True):
+        assert torch.isfinite(measured).all()
+        assert relative(measured, expected) < 1e-4
+
+
+def test_scales_from_0_down_take_another_way():
+    inputs = [draw(1, 4, 4, 1, 16, seed=seed) for seed in range(3)]
+    with pytest.raises(ValueError, match="scales above 0"):
+        regular_attention(*inputs, window=3, scale=-1.0, backend="triton")
+
+
 @settings(max_examples=6, deadline=None)
 @given(
     height=st.integers(1, 9),

@@ -12,7 +12,9 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from spatially.nn.regular_attention import BORDERS, regular_attention
+from spatially.errors import UserError
+from spatially.nn import RegularSelfAttention
+from spatially.nn.regular_attention import BORDERS, packed_regular_attention, regular_attention
 
 BACKENDS = ("reference", "tiled")  # that PyTorch itself computes, in float64; kernels have their own file
 
@@ -306,3 +308,21 @@ def test_bad_input_is_named(changes, message):
     arguments = like(**changes)
     with pytest.raises(ValueError, match=message):
         regular_attention(arguments.pop("query"), arguments.pop("key"), arguments.pop("value"), **arguments)
+
+
+def test_a_model_compiles_into_one_graph_under_autocast():
+    layer = RegularSelfAttention(16, 2, window_size=3, convolved="key")
+    images = torch.randn(1, 5, 6, 16, generator=torch.Generator().manual_seed(0))
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(compiled(images), layer(images))
+
+
+def test_packed_projections_are_the_same_function():
+    packed = torch.randn(2, 5, 6, 3, 2, 8, generator=torch.Generator().manual_seed(0))
+    query, key, value = packed.unbind(3)
+    expected = regular_attention(query, key, value, window=3)
+    torch.testing.assert_close(packed_regular_attention(packed, window=3), expected)
+    torch.testing.assert_close(packed_regular_attention(packed[:, :, :, ::2], key, window=3), expected)
+    with pytest.raises(UserError, match=r"packed must be \(batch, height, width, 3, heads, size\)"):
+        packed_regular_attention(query, window=3)

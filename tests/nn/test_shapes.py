@@ -1,0 +1,42 @@
+"""The table of the kernels' shapes: looked up by chip and problem, extended by `tune`."""
+
+import json
+from dataclasses import replace
+
+from spatially.nn.regular_attention import shapes
+from spatially.nn.regular_attention.shapes import Problem, Shape, choose, forced, row, usual, write
+
+PROBLEM = Problem("forward", height=56, width=56, window=7, size=32, bytes=2, biased=False)
+OURS = Shape(2, 8, 2, stages=4)
+
+
+def test_the_nearest_grid_of_the_same_chip(tmp_path, monkeypatch):
+    table = tmp_path / "shapes.json"
+    other = replace(OURS, stages=1)
+    write(table, [row(PROBLEM, "chip", OURS), row(replace(PROBLEM, height=14, width=14), "chip", other)])
+    monkeypatch.setenv(shapes.OWN_TABLE, str(table))
+    assert choose(PROBLEM, "chip") == OURS
+    assert choose(replace(PROBLEM, height=40, width=60), "chip") == OURS
+    assert choose(replace(PROBLEM, height=8, width=14), "chip") == other
+    assert choose(PROBLEM, "another chip") == usual(PROBLEM)
+    assert choose(replace(PROBLEM, window=5), "chip") == usual(replace(PROBLEM, window=5))
+
+
+def test_writing_again_replaces_a_row(tmp_path):
+    table = tmp_path / "shapes.json"
+    for shape in (OURS, replace(OURS, stages=1)):
+        write(table, [row(PROBLEM, "chip", shape)])
+    (only,) = json.loads(table.read_text())
+    assert Shape(**only["shape"]) == replace(OURS, stages=1)
+
+
+def test_every_row_of_the_table_is_a_shape():
+    for one in json.loads(shapes.TABLE.read_text()):
+        assert one["kernel"] in shapes.KERNELS
+        assert Shape(**one["shape"]).chunks(one["window"]) >= 1
+
+
+def test_a_forced_shape_goes_first():
+    with forced("forward", OURS):
+        assert choose(PROBLEM, "chip") == OURS
+    assert choose(PROBLEM, "chip") == usual(PROBLEM)
