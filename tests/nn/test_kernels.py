@@ -1,5 +1,10 @@
 """The Triton kernels against the definition: in Triton's interpreter without a GPU, compiled with one."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -168,6 +173,15 @@ def test_no_images_and_what_it_does_not_take():
         ValueError, match="backend='triton' takes half and single precision, windows up to 13, heads up to 128"
     ):
         regular_attention(*(tensor.double() for tensor in empty), window=3, backend="triton")
+
+
+def test_every_kernel_compiles_for_a_gpu_that_is_not_there(tmp_path):
+    """The interpreter runs what the compiler may refuse."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py")), "90", "0", "2"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 4 * 2
 
 
 @pytest.mark.cuda

@@ -114,6 +114,29 @@ def outside(number, start, end):
 
 
 @triton.jit
+def key_columns(left, x, n, width, WINDOW: tl.constexpr, BORDER: tl.constexpr, NARROW: tl.constexpr):
+    """For a tile: the first column of keys, all of them, where each query's begin, and −∞ outside each query's."""
+    begin = 0 if NARROW else first_key(left, width, WINDOW, BORDER)
+    start, end = key_range(x, width, WINDOW, BORDER)
+    columns = begin + n
+    return begin, columns, first_key(x, width, WINDOW, BORDER), outside(columns[None, :], start[:, None], end[:, None])
+
+
+@triton.jit
+def passing(map, image, head, row, column, N: tl.constexpr, SIZE: tl.constexpr):
+    """The N vectors of a chunk of a map."""
+    return map.load([image, head, row, column, 0]).reshape(N, SIZE)
+
+
+@triton.jit
+def of_head(table, head, WINDOW: tl.constexpr, BORDER: tl.constexpr, BIAS: tl.constexpr, PAIRS: tl.constexpr):
+    """The part of the bias that is a head's."""
+    if BIAS:
+        table += head * (WINDOW * WINDOW if BORDER == SHIFT else PAIRS)
+    return table
+
+
+@triton.jit
 def slots(table, scale, down, over, WINDOW: tl.constexpr):
     """The bias of slots (down, over) from a table (WINDOW, WINDOW), in units of the matrix product."""
     taken = (down >= 0) & (down < WINDOW) & (over >= 0) & (over < WINDOW)
@@ -162,14 +185,10 @@ def forward(
     y, x = top + m // COLUMNS, left + m % COLUMNS
     here = (y < height) & (x < width)
     begin_y, skipped, chunks = key_rows(top, height, WINDOW, BORDER, ROWS, CHUNK, NARROW)
-    begin_x = 0 if NARROW else first_key(left, width, WINDOW, BORDER)
-    first_y, first_x = first_key(y, height, WINDOW, BORDER), first_key(x, width, WINDOW, BORDER)
+    first_y = first_key(y, height, WINDOW, BORDER)
     start_y, end_y = key_range(y, height, WINDOW, BORDER)
-    start_x, end_x = key_range(x, width, WINDOW, BORDER)
-    key_x = begin_x + n % KCOLUMNS
-    band = outside(key_x[None, :], start_x[:, None], end_x[:, None])
-    if BIAS:
-        table += head * (WINDOW * WINDOW if BORDER == SHIFT else M * CHUNKS * N)
+    begin_x, key_x, first_x, band = key_columns(left, x, n % KCOLUMNS, width, WINDOW, BORDER, NARROW)
+    table = of_head(table, head, WINDOW, BORDER, BIAS, M * CHUNKS * N)
 
     query += image.to(tl.int64) * query_image + head * query_head
     q = read(query, y, x, query_row, query_column, here, size, SIZE)
@@ -180,9 +199,9 @@ def forward(
     for turn in range(chunks):
         chunk = middle + turn
         chunk = tl.where(chunk < chunks, chunk, chunk - chunks)
-        k = key.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
-        v = value.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
-        key_y = begin_y + chunk * CHUNK + n // KCOLUMNS
+        row = begin_y + chunk * CHUNK
+        key_y = row + n // KCOLUMNS
+        k, v = passing(key, image, head, row, begin_x, N, SIZE), passing(value, image, head, row, begin_x, N, SIZE)
         acc = start_of(
             band, table, scale, chunk + skipped, key_y, key_x, first_y, first_x, WINDOW, BORDER, BIAS, M, N, CHUNKS
         )
@@ -190,9 +209,8 @@ def forward(
         taken = between(key_y[None, :], start_y[:, None], end_y[:, None])
         if turn == 0:
             seen = taken
-            if (
-                BORDER != SHIFT and not NARROW and ROWS - 1 <= WINDOW // 2
-            ):  # the tile's first row is inside, and in every square
+            # Where the tile's first row is surely inside, and in every square, that row is enough.
+            if BORDER != SHIFT and not NARROW and ROWS - 1 <= WINDOW // 2:
                 seen = (n // KCOLUMNS == WINDOW // 2 % CHUNK)[None, :]
             reference = tl.maximum(tl.max(tl.where(seen, logits, float("-inf")), 1), LOWEST) * scale
         weights = tl.exp2(logits * scale + tl.where(taken, -reference[:, None], float("-inf")))
@@ -205,9 +223,9 @@ def forward(
         total = tl.zeros((M,), tl.float32)
         result = tl.zeros((M, SIZE), tl.float32)
         for chunk in range(chunks):
-            k = key.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
-            v = value.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
-            key_y = begin_y + chunk * CHUNK + n // KCOLUMNS
+            row = begin_y + chunk * CHUNK
+            key_y = row + n // KCOLUMNS
+            k, v = passing(key, image, head, row, begin_x, N, SIZE), passing(value, image, head, row, begin_x, N, SIZE)
             acc = start_of(
                 band, table, scale, chunk + skipped, key_y, key_x, first_y, first_x, WINDOW, BORDER, BIAS, M, N, CHUNKS
             )
@@ -247,14 +265,10 @@ def backward_queries(
     y, x = top + m // COLUMNS, left + m % COLUMNS
     here = (y < height) & (x < width)
     begin_y, skipped, chunks = key_rows(top, height, WINDOW, BORDER, ROWS, CHUNK, NARROW)
-    begin_x = 0 if NARROW else first_key(left, width, WINDOW, BORDER)
-    first_y, first_x = first_key(y, height, WINDOW, BORDER), first_key(x, width, WINDOW, BORDER)
+    first_y = first_key(y, height, WINDOW, BORDER)
     start_y, end_y = key_range(y, height, WINDOW, BORDER)
-    start_x, end_x = key_range(x, width, WINDOW, BORDER)
-    key_x = begin_x + n % KCOLUMNS
-    band = outside(key_x[None, :], start_x[:, None], end_x[:, None])
-    if BIAS:
-        table += head * (WINDOW * WINDOW if BORDER == SHIFT else M * CHUNKS * N)
+    begin_x, key_x, first_x, band = key_columns(left, x, n % KCOLUMNS, width, WINDOW, BORDER, NARROW)
+    table = of_head(table, head, WINDOW, BORDER, BIAS, M * CHUNKS * N)
     pixels = (image * tl.num_programs(1) + head).to(tl.int64) * height * width + y * width + x
 
     batch = image.to(tl.int64)
@@ -269,9 +283,9 @@ def backward_queries(
     means = tl.zeros((M, N), tl.float32) - mean[:, None]
     dq = tl.zeros((M, SIZE), tl.float32)
     for chunk in range(chunks):
-        k = key.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
-        v = value.load([image, head, begin_y + chunk * CHUNK, begin_x, 0]).reshape(N, SIZE)
-        key_y = begin_y + chunk * CHUNK + n // KCOLUMNS
+        row = begin_y + chunk * CHUNK
+        key_y = row + n // KCOLUMNS
+        k, v = passing(key, image, head, row, begin_x, N, SIZE), passing(value, image, head, row, begin_x, N, SIZE)
         acc = start_of(
             band, table, scale, chunk + skipped, key_y, key_x, first_y, first_x, WINDOW, BORDER, BIAS, M, N, CHUNKS
         )
@@ -300,8 +314,7 @@ def backward_keys(
     N: tl.constexpr = CHUNK * KCOLUMNS
     m, n = tl.arange(0, M), tl.arange(0, N)
     y, x = top + m // COLUMNS, left + m % COLUMNS
-    if BIAS:
-        table += head * (WINDOW * WINDOW if BORDER == SHIFT else M * CHUNKS * N)
+    table = of_head(table, head, WINDOW, BORDER, BIAS, M * CHUNKS * N)
     pixels = (image * tl.num_programs(1) + head).to(tl.int64) * height * width
     lse += pixels
     delta += pixels
@@ -378,11 +391,8 @@ def backward_bias(
     N: tl.constexpr = CHUNK * KCOLUMNS
     m, n = tl.arange(0, M), tl.arange(0, N)
     x = left + m % COLUMNS
-    begin_x, first_x = first_key(left, width, WINDOW, BORDER), first_key(x, width, WINDOW, BORDER)
-    start_x, end_x = key_range(x, width, WINDOW, BORDER)
-    key_x = begin_x + n % KCOLUMNS
-    band = outside(key_x[None, :], start_x[:, None], end_x[:, None])
-    table += head * (WINDOW * WINDOW if BORDER == SHIFT else M * CHUNKS * N)
+    begin_x, key_x, first_x, band = key_columns(left, x, n % KCOLUMNS, width, WINDOW, BORDER, False)
+    table = of_head(table, head, WINDOW, BORDER, True, M * CHUNKS * N)
     pixels = (image * heads + head).to(tl.int64) * height * width
     query += image.to(tl.int64) * query_image + head * query_head
     gradient += image.to(tl.int64) * gradient_image + head * gradient_head
