@@ -170,14 +170,44 @@ def start_of(
 
 @triton.jit
 def forward(
-    query, key, value, table, out, lse,
+    query, key, value, table, out, lse, edge_key, edge_value,
     query_image, query_row, query_column, query_head, out_image, out_row, out_column, out_head,
     height, width, size: tl.constexpr, across, scale,
     WINDOW: tl.constexpr, BORDER: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     NARROW: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr, LIMIT: tl.constexpr,
+    EDGE: tl.constexpr, EDGE_KCOLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """The output and the log-sum-exp. With EDGE, the columns that whole tiles leave over at the right go in slim tiles."""
     image, head, top, left = place(across, ROWS, COLUMNS)
+    slim = tl.program_id(0) - across * tl.cdiv(height, ROWS)
+    if not EDGE or slim < 0:
+        attend(
+            query, key, value, table, out, lse, image, head, top, left,
+            query_image, query_row, query_column, query_head, out_image, out_row, out_column, out_head,
+            height, width, size, scale, WINDOW, BORDER, BIAS,
+            ROWS, COLUMNS, KCOLUMNS, CHUNK, CHUNKS, NARROW, SIZE, PRECISION, LIMIT,
+        )  # fmt: skip
+    else:
+        attend(
+            query, edge_key, edge_value, table, out, lse, image, head, slim * 2 * ROWS, across * COLUMNS,
+            query_image, query_row, query_column, query_head, out_image, out_row, out_column, out_head,
+            height, width, size, scale, WINDOW, BORDER, BIAS,
+            2 * ROWS, COLUMNS // 2, EDGE_KCOLUMNS, CHUNK * KCOLUMNS // EDGE_KCOLUMNS, CHUNKS, NARROW, SIZE, PRECISION,
+            LIMIT,
+        )  # fmt: skip
+
+
+@triton.jit
+def attend(
+    query, key, value, table, out, lse, image, head, top, left,
+    query_image, query_row, query_column, query_head, out_image, out_row, out_column, out_head,
+    height, width, size: tl.constexpr, scale,
+    WINDOW: tl.constexpr, BORDER: tl.constexpr, BIAS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, KCOLUMNS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+    NARROW: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr, LIMIT: tl.constexpr,
+):  # fmt: skip
+    """One tile."""
     M: tl.constexpr = ROWS * COLUMNS
     N: tl.constexpr = CHUNK * KCOLUMNS
     MIDDLE: tl.constexpr = max(WINDOW // 2, ROWS - 1) // CHUNK  # holds keys of every query

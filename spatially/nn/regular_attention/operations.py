@@ -7,8 +7,6 @@ the output and one log-sum-exp a query. A second derivative is taken of the tile
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -16,12 +14,11 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from spatially.nn.regular_attention import kernels, tiled
-from spatially.nn.regular_attention.field import BORDERS, Field
+from spatially.nn.regular_attention import tiled
+from spatially.nn.regular_attention.field import Field
+from spatially.nn.regular_attention.launch import launch_for
 from spatially.nn.regular_attention.projections import unpack
-from spatially.nn.regular_attention.shapes import Problem, choose, power
 
 LOG2E = 1.4426950408889634
 LARGEST_BATCH = 65535  # images of one launch
@@ -50,12 +47,9 @@ def attention(
     out = torch.empty(query.shape, device=query.device, dtype=query.dtype)
     lse = torch.empty(batch, heads, height, width, device=query.device, dtype=torch.float32)
     if query.numel():
-        launch = Launch("forward", query, bias, window, border, scale)
+        launch = launch_for("forward", query, bias, window, border)
         limit = 2.0**14 if query.dtype == torch.float16 else 2.0**64  # of a sum whose parts the dtype still holds
-        launch(
-            query, launch.blocks(key), launch.blocks(value), launch.table(), out, lse,
-            *query.stride()[:4], *out.stride()[:4], *launch.place, scale * LOG2E, LIMIT=limit,
-        )  # fmt: skip
+        launch((query, key, value, launch.table(bias, scale, query), out, lse), scale * LOG2E, LIMIT=limit)
     return out, lse
 
 
@@ -90,18 +84,12 @@ def backward(
     dq, dk, dv = unpack(gradients)
     gradient = readable(gradient)
     delta = torch.empty_like(lse)
-    launch = Launch("backward_queries", query, bias, window, border, scale)
-    launch(
-        query, launch.blocks(key), launch.blocks(value), launch.table(), out, lse, gradient, dq, delta,
-        *query.stride()[:4], *out.stride()[:4], *gradient.stride()[:4], *dq.stride()[:4],
-        *launch.place, scale * LOG2E, scale,
-    )  # fmt: skip
-    launch = Launch("backward_keys", query, bias, window, border, scale)
-    launch(
-        launch.blocks(query), key, value, launch.table(), lse, launch.blocks(gradient), delta, dk, dv,
-        *key.stride()[:4], *value.stride()[:4], *dk.stride()[:4], *dv.stride()[:4],
-        *launch.place, scale * LOG2E, scale,
-    )  # fmt: skip
+    launch = launch_for("backward_queries", query, bias, window, border)
+    table = launch.table(bias, scale, query)
+    launch((query, key, value, table, out, lse, gradient, dq, delta), scale * LOG2E, scale)
+    launch = launch_for("backward_keys", query, bias, window, border)
+    table = launch.table(bias, scale, query)
+    launch((query, key, value, table, lse, gradient, delta, dk, dv), scale * LOG2E, scale)
     if not learns or bias is None:
         return gradients, empty
     return gradients, _bias_gradient(query, key, value, bias, lse, gradient, delta, window, border, scale)
@@ -112,17 +100,16 @@ def _bias_gradient(
     window: int, border: str, scale: float,
 ) -> Tensor:  # fmt: skip
     """Sums of many programs, in one order: the same bits each time."""
-    launch = Launch("backward_bias", query, bias, window, border, scale)
+    launch = launch_for("backward_bias", query, bias, window, border)
     heads, shape, slots = query.shape[3], launch.shape, triton.next_power_of_2(window * window)
     chunks, pairs = shape.chunks(window), (shape.rows * shape.columns, shape.chunk * launch.key_columns)
     partial = torch.empty(
-        math.prod(launch.grid) * chunks, slots if border == "shift" else math.prod(pairs),
+        math.prod(launch.grid), slots if border == "shift" else math.prod(pairs),
         device=query.device, dtype=torch.float32,
     )  # fmt: skip
-    launch.grid = (launch.grid[0], heads * chunks, launch.grid[2])
+    table = launch.table(bias, scale, query)
     launch(
-        query, launch.blocks(key), launch.blocks(value), launch.table(), lse, gradient, delta, partial,
-        *query.stride()[:4], *gradient.stride()[:4], *launch.place, scale * LOG2E, STEPS=shape.steps, SLOTS=slots,
+        (query, key, value, table, lse, gradient, delta, partial), scale * LOG2E, STEPS=shape.steps, SLOTS=slots
     )  # fmt: skip
     summed = partial.view(-1, heads, chunks, partial.shape[1]).sum(0)
     if border == "shift":
@@ -142,107 +129,6 @@ def _(
 ) -> tuple[list[Tensor], Tensor]:  # fmt: skip
     parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for part in projections]
     return parts, torch.empty_like(bias) if learns and bias is not None else out.new_empty(0, dtype=torch.float32)
-
-
-@dataclass
-class Launch:
-    """One kernel for one problem: its shape, its programs, and its arguments in the forms that it takes."""
-
-    kernel: str
-    query: Tensor
-    bias: Tensor | None
-    window: int
-    border: str
-    scale: float
-
-    def __post_init__(self) -> None:
-        batch, height, width, heads, size = self.query.shape
-        problem = Problem(
-            self.kernel, height, width, self.window, size, self.query.element_size(), self.bias is not None
-        )
-        self.shape = choose(problem, _chip(self.query.device))
-        self.narrow = width <= self.shape.columns and self.bias is None and self._sees_only_the_image
-        across, strips = -(-width // self.shape.columns), -(-height // (self.shape.rows * self.shape.steps))
-        self.grid = (across * strips, heads, batch)
-        self.place = (height, width, size, across)
-
-    def __call__(self, *arguments: Any, **constants: Any) -> None:
-        shape = self.shape
-        if self.kernel != "backward_bias":
-            constants |= {"BIAS": self.bias is not None, "NARROW": self.narrow}
-        if shape.registers is not None:
-            constants["maxnreg"] = shape.registers
-        getattr(kernels, self.kernel)[self.grid](
-            *arguments,
-            WINDOW=self.window,
-            BORDER=BORDERS.index(self.border),
-            ROWS=shape.rows,
-            COLUMNS=shape.columns,
-            KCOLUMNS=self.key_columns,
-            CHUNK=shape.chunk,
-            CHUNKS=shape.chunks(self.window),
-            SIZE=self.block_size,
-            PRECISION="ieee" if self.query.dtype == torch.float32 else "tf32",
-            num_warps=shape.warps,
-            num_stages=shape.stages,
-            **constants,
-        )
-
-    @property
-    def _sees_only_the_image(self) -> bool:
-        """Whether what lies outside takes no part: keys where they count as 0, and queries where squares slide, do."""
-        return self.border != ("shift" if self.kernel == "backward_keys" else "zero")
-
-    @property
-    def key_columns(self) -> int:
-        """The columns that pass by a tile: its own and their neighbours; in a grid no wider than a tile, the grid's."""
-        return power(self.query.shape[2]) if self.narrow else self.shape.key_columns(self.window)
-
-    @property
-    def block_size(self) -> int:
-        """Channels of a block: a power of two, 16 at least."""
-        return max(16, triton.next_power_of_2(self.query.shape[-1]))
-
-    def blocks(self, tensor: Tensor) -> TensorDescriptor:
-        """A map that passes by a tile in chunks."""
-        maps = tensor.permute(0, 3, 1, 2, 4)
-        block = [1, 1, self.shape.chunk, self.key_columns, self.block_size]
-        # The step along an axis of one place is never taken, but checked.
-        strides = [step if length > 1 else 16 for length, step in zip(maps.shape, maps.stride(), strict=True)]
-        return TensorDescriptor(maps, list(maps.shape), [*strides[:4], 1], block)
-
-    @cached_property
-    def slots(self) -> Tensor:
-        """The slot (from 0 to window² − 1) of each pair of a tile's queries and keys, −1 outside the square: (pairs,)."""
-        rows = self.shape.chunks(self.window) * self.shape.chunk
-        return _pair_slots(self.shape.rows, self.shape.columns, rows, self.key_columns, self.window, self.query.device)
-
-    def table(self) -> Tensor:
-        """The bias as the kernel reads it (see there); anything where there is none."""
-        if self.bias is None:
-            return self.query
-        bias = self.bias.float()
-        if self.border == "shift":
-            return bias.contiguous()
-        slots = self.slots
-        if self.kernel == "backward_keys":  # where a query sees a key in slot s, the key sees it in the opposite one
-            slots = torch.where(slots < 0, -1, self.window**2 - 1 - slots)
-        table = (bias / self.scale).flatten(1)[:, slots.clamp(min=0)]
-        return table.masked_fill_(slots < 0, float("-inf"))
-
-
-@lru_cache(maxsize=64)
-def _pair_slots(rows: int, columns: int, key_rows: int, key_columns: int, window: int, device: torch.device) -> Tensor:
-    down = torch.arange(key_rows, device=device) - torch.arange(rows, device=device)[:, None]
-    over = torch.arange(key_columns, device=device) - torch.arange(columns, device=device)[:, None]
-    taken = [(slot >= 0) & (slot < window) for slot in (down, over)]
-    number = down[:, None, :, None] * window + over[None, :, None, :]
-    return torch.where(taken[0][:, None, :, None] & taken[1][None, :, None, :], number, -1).flatten()
-
-
-@lru_cache
-def _chip(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -73,13 +73,14 @@ def forced(kernel: str, shape: Shape) -> Iterator[None]:
         del _FORCED[kernel]
 
 
-def choose(problem: Problem, chip: str) -> Shape:
-    """The shape for a problem on a chip."""
-    return _FORCED.get(problem.kernel) or _looked_up(problem, chip)
+def forced_shape(kernel: str) -> Shape | None:
+    """The shape that this kernel is made to take, if any."""
+    return _FORCED.get(kernel)
 
 
 @lru_cache(maxsize=4096)
-def _looked_up(problem: Problem, chip: str) -> Shape:
+def choose(problem: Problem, chip: str) -> Shape:
+    """The shape for a problem on a chip."""
     rows = [row for row in _rows(os.environ.get(OWN_TABLE)) if _fits(row, problem, chip)]
     if not rows:
         return usual(problem)
@@ -121,7 +122,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     lines = ",\n".join(json.dumps(one) for one in table.values())
     path.write_text(f"[\n{lines}\n]\n")
     _rows.cache_clear()
-    _looked_up.cache_clear()
+    choose.cache_clear()
 
 
 @lru_cache

@@ -1,0 +1,206 @@
+"""How kernels are launched: tiles, programs and arguments are found once for a problem, then only the addresses change.
+
+A kernel's own launcher looks at each of its forty arguments again at every call, which takes longer than the kernel runs on
+small grids. Here a `Launch` is kept for each problem, and in it what was compiled for each layout of its tensors.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from spatially.nn.regular_attention import kernels
+from spatially.nn.regular_attention.field import BORDERS
+from spatially.nn.regular_attention.shapes import Problem, Shape, choose, forced_shape, power
+
+# Which of a kernel's tensors pass by in chunks, and of which it takes the steps along images, rows, columns and heads.
+PASSING = {"forward": (1, 2), "backward_queries": (1, 2), "backward_keys": (0, 5), "backward_bias": (1, 2)}
+STRIDED = {
+    "forward": (0, 4),
+    "backward_queries": (0, 4, 6, 7),
+    "backward_keys": (1, 2, 7, 8),
+    "backward_bias": (0, 5),
+}
+
+
+def launch_for(kernel: str, query: Tensor, bias: Tensor | None, window: int, border: str) -> "Launch":
+    """The launch of a kernel for queries (B, H, W, heads, D) like these."""
+    return _launch(
+        kernel, query.shape, query.dtype, query.device, bias is not None, window, border, forced_shape(kernel)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _launch(
+    kernel: str, shape: torch.Size, dtype: torch.dtype, device: torch.device, biased: bool, window: int, border: str,
+    tile: Shape | None,
+) -> "Launch":  # fmt: skip
+    problem = Problem(kernel, shape[1], shape[2], window, shape[4], dtype.itemsize, biased)
+    return Launch(kernel, tuple(shape), dtype, device, biased, window, border, tile or choose(problem, _chip(device)))
+
+
+@lru_cache
+def _chip(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+@dataclass(eq=False)
+class Launch:
+    """One kernel for one problem: its tiles and programs, and what was compiled for it."""
+
+    kernel: str
+    problem: tuple[int, ...]  # batch, height, width, heads, size of a head
+    dtype: torch.dtype
+    device: torch.device
+    biased: bool
+    window: int
+    border: str
+    shape: Shape
+
+    def __post_init__(self) -> None:
+        batch, height, width, heads, size = self.problem
+        rows, columns = self.shape.rows, self.shape.columns
+        sees_only_the_image = self.border != ("shift" if self.kernel == "backward_keys" else "zero")
+        self.narrow = width <= columns and not self.biased and sees_only_the_image
+        # The last columns, where they fill less than half a tile, are done in tiles twice as high and half as wide.
+        slim = self.kernel == "forward" and self.border == "mask" and not self.biased and width > columns > 1
+        self.edge = slim and 0 < width % columns <= columns // 2
+        across = width // columns if self.edge else -(-width // columns)
+        programs = across * -(-height // (rows * self.shape.steps)) + (-(-height // (2 * rows)) if self.edge else 0)
+        if self.kernel == "backward_bias":  # a program for each chunk of keys
+            heads *= self.shape.chunks(self.window)
+        self.grid = (programs, heads, batch)
+        self.place = (height, width, size, across)
+        self._compiled: dict[tuple[Any, ...], _Compiled] = {}
+
+    def __call__(self, tensors: Sequence[Tensor], *numbers: float, **constants: Any) -> None:
+        if self.device.type == "cuda" and self.device.index != torch.cuda.current_device():
+            with torch.cuda.device(self.device):
+                return self(tensors, *numbers, **constants)
+        layout = tuple((tensor.stride(), tensor.dtype, tensor.data_ptr() % 16) for tensor in tensors)
+        found = self._compiled.get((layout, numbers))
+        if found is not None:
+            return found(tensors)
+        blocks = {place: place for place in PASSING[self.kernel]}  # place of an argument: the tensor that it reads
+        arguments: list[Any] = [self._block(one) if place in blocks else one for place, one in enumerate(tensors)]
+        if self.kernel == "forward":
+            if self.edge:
+                blocks |= {len(tensors) + number: place for number, place in enumerate(PASSING["forward"])}
+            arguments += [self._edge_block(tensors[place]) if self.edge else None for place in PASSING["forward"]]
+        strides = [step for place in STRIDED[self.kernel] for step in tensors[place].stride()[:4]]
+        arguments += [*strides, *self.place, *numbers]
+        constants |= self._constants
+        kernel = getattr(kernels, self.kernel)
+        compiled = kernel[self.grid](*arguments, **constants, **self._options)
+        if compiled is None:  # the interpreter compiles nothing
+            return
+        if len(self._compiled) > 64:
+            self._compiled.clear()
+        ordered = [*arguments, *(constants[name] for name in kernel.arg_names[len(arguments) :])]
+        self._compiled[layout, numbers] = _Compiled(compiled[self.grid], ordered, len(tensors), blocks)
+
+    @property
+    def _constants(self) -> dict[str, Any]:
+        constants = {
+            "WINDOW": self.window,
+            "BORDER": BORDERS.index(self.border),
+            "ROWS": self.shape.rows,
+            "COLUMNS": self.shape.columns,
+            "KCOLUMNS": self.key_columns,
+            "CHUNK": self.shape.chunk,
+            "CHUNKS": self.shape.chunks(self.window),
+            "SIZE": self.block_size,
+            "PRECISION": "ieee" if self.dtype == torch.float32 else "tf32",
+        }
+        if self.kernel != "backward_bias":
+            constants |= {"BIAS": self.biased, "NARROW": self.narrow}
+        if self.kernel == "forward":
+            constants |= {"EDGE": self.edge, "EDGE_KCOLUMNS": self.edge_columns}
+        return constants
+
+    @property
+    def _options(self) -> dict[str, int]:
+        limit = {} if self.shape.registers is None else {"maxnreg": self.shape.registers}
+        return {"num_warps": self.shape.warps, "num_stages": self.shape.stages, **limit}
+
+    @property
+    def key_columns(self) -> int:
+        """The columns that pass by a tile: its own and their neighbours; in a grid no wider than a tile, the grid's."""
+        return power(self.problem[2]) if self.narrow else self.shape.key_columns(self.window)
+
+    @property
+    def edge_columns(self) -> int:
+        """The columns that pass by a tile at the right edge, beyond which there is nothing."""
+        return power(self.shape.columns // 2 + self.window // 2)
+
+    @property
+    def block_size(self) -> int:
+        """Channels of a block: a power of two, 16 at least."""
+        return max(16, triton.next_power_of_2(self.problem[-1]))
+
+    def _block(self, tensor: Tensor) -> TensorDescriptor:
+        """A map that passes by a tile in chunks."""
+        return self._blocks_of(tensor, self.shape.chunk, self.key_columns)
+
+    def _edge_block(self, tensor: Tensor) -> TensorDescriptor:
+        """The same map in chunks for the tiles at the right edge: as many keys in more rows."""
+        rows = self.shape.chunk * self.key_columns // self.edge_columns
+        return self._blocks_of(tensor, rows, self.edge_columns)
+
+    def _blocks_of(self, tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
+        maps = tensor.permute(0, 3, 1, 2, 4)
+        # The step along an axis of one place is never taken, but checked.
+        strides = [step if length > 1 else 16 for length, step in zip(maps.shape, maps.stride(), strict=True)]
+        return TensorDescriptor(maps, list(maps.shape), [*strides[:4], 1], [1, 1, rows, columns, self.block_size])
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """The slot (from 0 to window² − 1) of each pair of a tile's queries and keys, −1 outside the square: (pairs,)."""
+        rows = self.shape.chunks(self.window) * self.shape.chunk
+        return pair_slots(self.shape.rows, self.shape.columns, rows, self.key_columns, self.window, self.device)
+
+    def table(self, bias: Tensor | None, scale: float, otherwise: Tensor) -> Tensor:
+        """The bias as the kernel reads it (see there); anything where there is none."""
+        if bias is None:
+            return otherwise
+        bias = bias.float()
+        if self.border == "shift":
+            return bias.contiguous()
+        slots = self.slots
+        if self.kernel == "backward_keys":  # where a query sees a key in slot s, the key sees it in the opposite one
+            slots = torch.where(slots < 0, -1, self.window**2 - 1 - slots)
+        table = (bias / scale).flatten(1)[:, slots.clamp(min=0)]
+        return table.masked_fill_(slots < 0, float("-inf"))
+
+
+class _Compiled:
+    """A compiled kernel with all its arguments but the tensors."""
+
+    def __init__(self, launch: Any, arguments: list[Any], tensors: int, blocks: dict[int, int]) -> None:
+        self._launch, self._rest = launch, arguments[tensors:]
+        self._blocks = [(place, source, copy(arguments[place])) for place, source in blocks.items()]
+        for _, _, block in self._blocks:
+            block.base = None
+
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
+        arguments = [*tensors, *self._rest]
+        for place, source, template in self._blocks:
+            arguments[place] = block = copy(template)
+            block.base = tensors[source]
+        self._launch(*arguments)
+
+
+@lru_cache(maxsize=64)
+def pair_slots(rows: int, columns: int, key_rows: int, key_columns: int, window: int, device: torch.device) -> Tensor:
+    """For each pair of a tile's queries and the keys that pass by, the slot of the key in the query's square, or −1."""
+    down = torch.arange(key_rows, device=device) - torch.arange(rows, device=device)[:, None]
+    over = torch.arange(key_columns, device=device) - torch.arange(columns, device=device)[:, None]
+    taken = [(slot >= 0) & (slot < window) for slot in (down, over)]
+    number = down[:, None, :, None] * window + over[None, :, None, :]
+    return torch.where(taken[0][:, None, :, None] & taken[1][None, :, None, :], number, -1).flatten()
