@@ -16,11 +16,11 @@ over the whole map, 0 outside it. K is dense (C·C·k² weights) or depth-wise (
 from typing import Literal, cast, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spatially.errors import UserError
 from spatially.nn.check import odd, shaped
+from spatially.nn.map_convolution import convolve_map
 
 Convolved = Literal["query", "key", "value"]
 PARTS = get_args(Convolved)
@@ -77,7 +77,9 @@ class ConvProjection(nn.Module):
     def packed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The two linear ones (B, H, W, 2, C), in the order query, key, value; and the convolved one (B, H, W, C)."""
         shaped("x", x, f"batch, height, width, {self.dim}", axis=-1, size=self.dim)
-        return self.linear(x).unflatten(-1, (2, self.dim)), self._convolve(x)
+        layer = self.convolution
+        convolved = convolve_map(x, layer.weight, layer.bias, layer.groups)
+        return self.linear(x).unflatten(-1, (2, self.dim)), convolved
 
     def of_nothing(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """Query, key and value where the map is 0, (C,) each: the biases; None without."""
@@ -91,16 +93,6 @@ class ConvProjection(nn.Module):
         parts.insert(PARTS.index(self.convolved), convolved)
         query, key, value = parts
         return query, key, value
-
-    def _convolve(self, x: Tensor) -> Tensor:
-        layer = self.convolution
-        images = x.permute(0, 3, 1, 2)  # channels last in memory: read and written as it lies
-        if x.device.type == "cpu" and not self.depthwise and x.shape[1] * x.shape[2] < self.dim:
-            # The CPU's channels-last kernel is up to twice as slow on small maps with many channels; two copies are cheap.
-            images = images.contiguous()
-        # A view of a map of height or width 1 can pass for either layout, so the result is asked for in ours.
-        convolved = F.conv2d(images, layer.weight, layer.bias, padding=layer.padding, groups=layer.groups)
-        return convolved.permute(0, 2, 3, 1).contiguous()
 
     def extra_repr(self) -> str:
         """Which part is convolved, and how."""
