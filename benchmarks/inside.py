@@ -222,8 +222,12 @@ TARGETS = {
     "all weights/eager": ("at most", 2.0),
     "GiB beyond the bare model": ("at most", 2.0),
     "field's speed/bare": ("at least", 0.9),
+    "batch's speed/one by one": ("at least", 10.0),  # on a GPU: a CPU is as busy with one image
     "(Fourier + variance)/bare": ("at most", 1.3),
 }
+
+
+ON_A_GPU = ("batch's speed/one by one",)
 
 
 def reached(name: str, value: float) -> bool | None:
@@ -253,7 +257,7 @@ def main() -> None:
             numbers = SECTIONS[section](subject, images, rounds=given.rounds, passes=passes)
             print(f"{section}: {name}, batch {given.batch}, {subject.dtype}")
             for what, value in numbers.items():
-                met = reached(what, value)
+                met = None if subject.device.type == "cpu" and what in ON_A_GPU else reached(what, value)
                 target = (
                     ""
                     if met is None

@@ -7,7 +7,8 @@ receptive fields of its own is another function, compared with timm's Swin in co
 memory in training, and whole steps with AdamW are measured too.
 
     python benchmarks/training_speed.py                                                  # CPU
-    python benchmarks/training_speed.py --models swin_tiny_r swin_tiny_m --device cuda --batch 128 --bfloat16 --compile
+    python benchmarks/training_speed.py --models swin_tiny_r swin_tiny_m --device cuda --batch 128 --bfloat16 --compile \\
+        --mode reduce-overhead
 """
 
 from __future__ import annotations
@@ -56,9 +57,10 @@ Pass = Callable[[], object]
 def passes(model: nn.Module, images: Tensor, labels: Tensor, given: argparse.Namespace) -> dict[str, Pass]:
     """What is timed of a model: forward and backward; on a GPU also whole steps with AdamW, and inference."""
     device = images.device
-    run = torch.compile(model) if given.compile else model
+    run = torch.compile(model, mode=given.mode) if given.compile else model
 
     def forward_and_backward() -> None:
+        torch.compiler.cudagraph_mark_step_begin()
         model.zero_grad(set_to_none=True)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=given.bfloat16):
             loss = nn.functional.cross_entropy(run(images), labels)
@@ -73,6 +75,7 @@ def passes(model: nn.Module, images: Tensor, labels: Tensor, given: argparse.Nam
         optimiser.step()
 
     def inference() -> None:
+        torch.compiler.cudagraph_mark_step_begin()
         with torch.inference_mode(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=given.bfloat16):
             run(images)
 
@@ -137,7 +140,7 @@ def compare(name: str, given: argparse.Namespace) -> dict[str, Any]:
 def command(given: argparse.Namespace) -> str:
     """The options as they are typed."""
     words = ["python benchmarks/training_speed.py --models", *given.models]
-    for name in ("device", "batch", "passes", "rounds", "threads"):
+    for name in ("device", "batch", "passes", "rounds", "threads", "mode"):
         if getattr(given, name) is not None:
             words += [f"--{name}", str(getattr(given, name))]
     return " ".join([*words, *["--bfloat16"] * given.bfloat16, *["--compile"] * given.compile])
@@ -153,6 +156,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="default: what PyTorch takes")
     parser.add_argument("--bfloat16", action="store_true", help="under autocast")
     parser.add_argument("--compile", action="store_true", help="both models by torch.compile")
+    parser.add_argument("--mode", help="of torch.compile; reduce-overhead launches whole steps as CUDA graphs")
     parser.add_argument("--json", type=Path, help="write the results here")
     given = parser.parse_args()
     if given.threads:

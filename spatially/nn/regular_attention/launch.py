@@ -5,7 +5,6 @@ small grids. Here a `Launch` is kept for each problem, and in it what was compil
 """
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -83,8 +82,8 @@ class Launch:
         if self.device.type == "cuda" and self.device.index != torch.cuda.current_device():
             with torch.cuda.device(self.device):
                 return self(tensors, *numbers, **constants)
-        layout = tuple((tensor.stride(), tensor.dtype, tensor.data_ptr() % 16) for tensor in tensors)
-        found = self._compiled.get((layout, numbers))
+        layout = (*[tensor.stride() for tensor in tensors], *[tensor.data_ptr() % 16 for tensor in tensors], numbers)
+        found = self._compiled.get(layout)
         if found is not None:
             return found(tensors)
         blocks = {place: place for place in PASSING[self.kernel]}  # place of an argument: the tensor that it reads
@@ -103,7 +102,7 @@ class Launch:
         if len(self._compiled) > 64:
             self._compiled.clear()
         ordered = [*arguments, *(constants[name] for name in kernel.arg_names[len(arguments) :])]
-        self._compiled[layout, numbers] = _Compiled(compiled[self.grid], ordered, len(tensors), blocks)
+        self._compiled[layout] = _Compiled(compiled[self.grid], ordered, len(tensors), blocks)
 
     @property
     def _constants(self) -> dict[str, Any]:
@@ -184,15 +183,14 @@ class _Compiled:
 
     def __init__(self, launch: Any, arguments: list[Any], tensors: int, blocks: dict[int, int]) -> None:
         self._launch, self._rest = launch, arguments[tensors:]
-        self._blocks = [(place, source, copy(arguments[place])) for place, source in blocks.items()]
-        for _, _, block in self._blocks:
-            block.base = None
+        self._blocks = [(place, source, vars(arguments[place]) | {"base": None}) for place, source in blocks.items()]
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         arguments = [*tensors, *self._rest]
-        for place, source, template in self._blocks:
-            arguments[place] = block = copy(template)
-            block.base = tensors[source]
+        for place, source, rest in self._blocks:
+            block = TensorDescriptor.__new__(TensorDescriptor)  # checked when it was first made
+            block.__dict__ = {**rest, "base": tensors[source]}
+            arguments[place] = block
         self._launch(*arguments)
 
 

@@ -7,6 +7,7 @@ the output and one log-sum-exp a query. A second derivative is taken of the tile
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -26,11 +27,15 @@ LARGEST_BATCH = 65535  # images of one launch
 
 def readable(tensor: Tensor) -> Tensor:
     """The tensor itself where descriptors can read it (addresses in steps of 16 bytes, channels side by side), or a copy."""
-    steps = [step for length, step in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if length > 1]
-    aligned = all(step and step * tensor.element_size() % 16 == 0 for step in steps)
-    if aligned and tensor.stride(-1) == 1 and tensor.data_ptr() % 16 == 0:
+    if tensor.data_ptr() % 16 == 0 and _in_steps(tensor.shape, tensor.stride(), tensor.itemsize):
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+@lru_cache(maxsize=4096)
+def _in_steps(shape: torch.Size, strides: tuple[int, ...], size: int) -> bool:
+    steps = [step for length, step in zip(shape[:-1], strides[:-1], strict=True) if length > 1]
+    return strides[-1] == 1 and all(step and step * size % 16 == 0 for step in steps)
 
 
 @torch.library.custom_op("spatially::regular_attention", mutates_args=())
