@@ -12,7 +12,7 @@ NUMBERS = ("scale", "plain_scale")
 SUMS = ("table", "lse", "delta", "partial")
 COMMON = {"size": 32, "WINDOW": 7, "ROWS": 4, "COLUMNS": 8, "CHUNKS": 5, "CHUNK": 2, "SIZE": 32, "PRECISION": "tf32"}
 OWN = {
-    "forward": ({"LIMIT": 2.0**64, "EDGE": False, "EDGE_KCOLUMNS": 8}, ("key", "value")),
+    "forward": ({"LIMIT": 2.0**64, "EDGE": True, "EDGE_KCOLUMNS": 8}, ("key", "value")),
     "backward_queries": ({}, ("key", "value")),
     "backward_keys": ({}, ("query", "gradient")),
     "backward_bias": ({"STEPS": 2, "SLOTS": 64}, ("key", "value")),
@@ -29,8 +29,8 @@ def compile_kernel(name: str, border: int, capability: int) -> None:
     def kind(argument: str) -> str:
         if argument in constants:
             return "constexpr"
-        if argument in passing:
-            return "tensordesc<bf16[1, 1, 2, 16, 32]>"
+        if argument.removeprefix("edge_") in passing:
+            return f"tensordesc<bf16[1, 1, {'4, 8' if argument.startswith('edge') else '2, 16'}, 32]>"
         if argument in SUMS:
             return "*fp32"
         if argument in NUMBERS:
