@@ -11,7 +11,7 @@ Sections, each a ratio of two things that alternate, the median over rounds:
   GPU the most memory that watching takes beyond the bare model.
 
     python benchmarks/inside.py                                              # CPU
-    python benchmarks/inside.py --device cuda --batch 256 --rounds 10        # a GPU, bf16
+    python benchmarks/inside.py --device cuda                                # a GPU, bf16
     python benchmarks/inside.py --sections stream --models resnet50 --json benchmarks/results/inside-cpu.json
 """
 
@@ -38,8 +38,9 @@ from spatially.observe import Layer, Place, Weights, attention, stream
 from spatially.perturb.pixels import as_float
 from spatially.probes import Fourier, InteractionRatio, ReceptiveField, Variance
 from spatially.probes.base import device_name
-from spatially.probes.fourier import half_diagonal
+from spatially.probes.fourier import half_diagonal, waves_of
 from spatially.probes.layers import centre
+from spatially.probes.map_numbers import map_numbers, takes
 from spatially.probes.receptive_field import frozen
 from spatially.probes.variance import spatial_variance
 
@@ -96,8 +97,11 @@ def measure_stream(subject: spatially.Subject, images: Images, *, rounds: int, p
 
     def look(place: Place, map: Tensor) -> None:
         with torch.autocast(map.device.type, enabled=False):
-            maps = centre(map)
-            numbers.extend([half_diagonal(maps), spatial_variance(maps)])
+            if takes(map):
+                numbers.extend(map_numbers(map, waves_of((map.shape[2], map.shape[3]), torch.float32, map.device)))
+            else:
+                maps = centre(map)
+                numbers.extend([half_diagonal(maps), spatial_variance(maps)])
 
     numbers: list[Tensor] = []
 
@@ -217,6 +221,7 @@ MODELS = {
     "receptive_field": ("vit_base_patch16_224", "resnet50", "swin_tiny_patch4_window7_224"),
     "stream": ("vit_small_patch16_224", "resnet50", "swin_tiny_patch4_window7_224"),
 }
+BATCHES = {"attention": 64, "receptive_field": 256, "stream": 256}
 # Number → (whether it must not exceed the limit or not fall below it, the limit)
 TARGETS = {
     "all weights/eager": ("at most", 2.0),
@@ -243,7 +248,7 @@ def main() -> None:
     parser.add_argument("--sections", nargs="+", choices=list(SECTIONS), default=list(SECTIONS))
     parser.add_argument("--models", nargs="+", help="default: some of each section's own")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--batch", type=int, help="default: 8 on CPU; on a GPU what keeps it busy, for attention 64")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--passes", type=int, help="of each work in a round; default: 1 on CPU, 5 on CUDA")
     parser.add_argument("--json", type=Path, help="write the results here")
@@ -252,10 +257,11 @@ def main() -> None:
     for section in given.sections:
         for name in given.models or MODELS[section]:
             subject = spatially.load(name, pretrained=False, device=given.device)
-            images = random_images(given.batch, subject.preprocessing.input_size)
+            batch = given.batch or (8 if subject.device.type == "cpu" else BATCHES[section])
+            images = random_images(batch, subject.preprocessing.input_size)
             passes = given.passes or (1 if subject.device.type == "cpu" else 5)
             numbers = SECTIONS[section](subject, images, rounds=given.rounds, passes=passes)
-            print(f"{section}: {name}, batch {given.batch}, {subject.dtype}")
+            print(f"{section}: {name}, batch {batch}, {subject.dtype}")
             for what, value in numbers.items():
                 met = None if subject.device.type == "cpu" and what in ON_A_GPU else reached(what, value)
                 target = (
@@ -264,14 +270,13 @@ def main() -> None:
                     else f"   target {' '.join(map(str, TARGETS[what]))}: {'met' if met else 'NOT met'}"
                 )
                 print(f"{what:>32} {value:10.4f}{target}")
-            results.append({"section": section, "model": name, "dtype": str(subject.dtype), **numbers})
+            results.append({"section": section, "model": name, "batch": batch, "dtype": str(subject.dtype), **numbers})
             device = subject.device
     if given.json:
         facts = {
             "command": "python benchmarks/inside.py " + " ".join(_words(vars(given))),
             "machine": f"{device_name(device)}, {platform.machine()}, {torch.get_num_threads()} threads",
             "versions": {"python": platform.python_version(), "torch": torch.__version__, "timm": timm.__version__},
-            "batch": given.batch,
             "targets": {name: " ".join(map(str, target)) for name, target in TARGETS.items()},
             "results": results,
         }

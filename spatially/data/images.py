@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spatially import randomness
+from spatially.data.resident import pixels_on
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,13 @@ class Images:
 
     def batch(self, rows: NDArray[np.int64], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
         """Pixels as bytes ``(B, 3, H, W)``, labels and index of the given rows, on a device."""
-        pixels, labels, index = (
-            torch.from_numpy(np.ascontiguousarray(values[rows])) for values in (self.pixels, self.labels, self.index)
-        )
-        return pixels.to(device), labels.to(device), index.to(device)
+        device = torch.device(device)
+        if device.type == "cuda":
+            pixels = pixels_on(self, rows, device)
+        else:
+            pixels = torch.from_numpy(np.ascontiguousarray(self.pixels[rows])).to(device)
+        labels, index = (torch.from_numpy(np.ascontiguousarray(values[rows])) for values in (self.labels, self.index))
+        return pixels, labels.to(device), index.to(device)
 
     def order(self, seed: int) -> NDArray[np.int64]:
         """Rows in an order drawn by the seed, so that the first so many are a fair sample of all."""

@@ -29,8 +29,7 @@ from torch import Tensor
 from spatially.observe.stream import Place
 from spatially.probes.base import Drawing
 from spatially.probes.layers import Centred, StreamProbe, centre, mean_over_images
-
-SMALLEST = 1e-6
+from spatially.probes.map_numbers import SMALLEST, map_numbers, takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +47,8 @@ class Fourier(StreamProbe):
     seed: int = 0
 
     def numbers(self, map: Tensor) -> Tensor:
+        if takes(map):
+            return map_numbers(map, waves_of((map.shape[2], map.shape[3]), torch.float32, map.device)).log_amplitude
         return half_diagonal(centre(map))
 
     def outcomes_of(self, places: Sequence[Place], numbers: Sequence[NDArray[np.floating]]) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def half_diagonal(maps: Centred) -> Tensor:
     """Δ at each of `frequencies`, mean over channels: (batch, frequencies)."""
     mean, rest, grid = maps
     # Frequencies other than 0 do not see the mean.
-    waves = _waves(grid, rest.dtype, rest.device).expand(len(rest), -1, -1)
+    waves = waves_of(grid, rest.dtype, rest.device).expand(len(rest), -1, -1)
     real, imaginary = torch.bmm(waves, rest.transpose(1, 2)).chunk(2, dim=1)
     others = torch.hypot(real, imaginary).add_(SMALLEST).log_().mean(dim=2)
     lowest = (mean[..., 0].abs() * (grid[0] * grid[1]) + SMALLEST).log().mean(dim=1, keepdim=True)
@@ -105,7 +106,7 @@ def _bins(grid: tuple[int, int]) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=64)
-def _waves(grid: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+def waves_of(grid: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Cosines, then sines, of every frequency but 0 at every position: (2·frequencies, positions)."""
     bins = torch.tensor(_bins(grid)[1:], dtype=torch.float64).view(-1, 2)
     down, across = (torch.arange(side, dtype=torch.float64) / side for side in grid)

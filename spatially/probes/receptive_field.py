@@ -155,8 +155,8 @@ class ReceptiveField(Probe):
         for name in self.variants:
             with variant(subject, name, seed=self.seed, zero=self.reset == "zero") as one:
                 fields, features = self.fields(one, shown, row, column)
-            halves = [fields[~second].sum(0, dtype=torch.float64), fields[second].sum(0, dtype=torch.float64)]
-            totals.append(torch.stack(halves).cpu().numpy())
+            members = torch.stack([~second, second]).double()
+            totals.append((members @ fields.flatten(1).double()).unflatten(1, fields.shape[1:]).cpu().numpy())
             moments.append(_moments(features.relu() if self.style == REPLKNET else features))
         return xr.Dataset(
             {
