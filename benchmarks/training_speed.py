@@ -94,15 +94,16 @@ def seconds(one: Pass, device: torch.device, count: int) -> float:
     return time.perf_counter() - start
 
 
-def peak(one: Pass, device: torch.device) -> float | None:
-    """Megabytes at the most during a pass, beyond what was there before."""
+def warm_up(one: Pass, device: torch.device) -> float | None:
+    """Three passes; megabytes at the most meanwhile, beyond what was there before. CUDA graphs take none later on."""
     if device.type != "cuda":
+        seconds(one, device, 3)
         return None
     torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    one()
-    torch.cuda.synchronize(device)
+    seconds(one, device, 3)
     return (torch.cuda.max_memory_allocated(device) - before) / 1e6
 
 
@@ -119,8 +120,7 @@ def compare(name: str, given: argparse.Namespace) -> dict[str, Any]:
     for what in timed["ours"]:
         for model in models.values():
             model.train(what == "training")
-        for who in models:
-            seconds(timed[who][what], device, 3)
+        peaks = {f"{who} peak MB": warm_up(timed[who][what], device) for who in models}
         rounds = []
         for number in range(given.rounds):
             order = ("ours", "timm") if number % 2 else ("timm", "ours")
@@ -131,7 +131,7 @@ def compare(name: str, given: argparse.Namespace) -> dict[str, Any]:
             "ours images/s": median(one["ours"] for one in rounds),
             "timm images/s": median(one["timm"] for one in rounds),
             "time ours/timm": median(one["ratio"] for one in rounds),
-            **{f"{who} peak MB": peak(timed[who][what], device) for who in models},
+            **peaks,
             "rounds": rounds,
         }
     return result
