@@ -61,6 +61,11 @@ def below(bits: Tensor, bound: int) -> Tensor:
     return (_shift_right(bits, 32) * bound) >> 32
 
 
+def uniform(bits: Tensor) -> Tensor:
+    """Values in 0..1, 1 left out, from the upper 53 of 64 bits: float64, exact on every device."""
+    return _shift_right(bits, 11).to(torch.float64) * 2.0**-53
+
+
 @cache
 def _normal_table(device: torch.device) -> Tensor:
     """65,536 equally likely values of a standard normal variable, scaled to variance 1 exactly."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,7 @@ class Images:
     classes: tuple[str, ...] | None = None
     skipped: tuple[Skipped, ...] = ()
     bag_accuracy: float | None = None
+    naming: Callable[[int], str] | None = None  # from an image's number to its file, relative to the folder
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -60,6 +62,10 @@ class Images:
             pixels = torch.from_numpy(np.ascontiguousarray(self.pixels[rows])).to(device)
         labels, index = (torch.from_numpy(np.ascontiguousarray(values[rows])) for values in (self.labels, self.index))
         return pixels, labels.to(device), index.to(device)
+
+    def names(self, rows: NDArray[np.int64]) -> list[str] | None:
+        """The files of the given rows as "class/image.jpg"; nothing where images do not come from files."""
+        return None if self.naming is None else [self.naming(int(number)) for number in self.index[rows]]
 
     def order(self, seed: int) -> NDArray[np.int64]:
         """Rows in an order drawn by the seed, so that the first so many are a fair sample of all."""

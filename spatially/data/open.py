@@ -23,7 +23,7 @@ from spatially.data.cache import Rows, cache_folder, collect, read_entry, write_
 from spatially.data.decode import BrokenImage, decode
 from spatially.data.images import Images, Skipped
 from spatially.data.shapes import Shapes
-from spatially.data.sources import Source, Stream, open_source
+from spatially.data.sources import Folder, Source, Stream, open_source
 from spatially.errors import UserError
 
 if TYPE_CHECKING:
@@ -209,6 +209,7 @@ def _open_encoded(
         fingerprint=entry.fingerprint,
         classes=source.classes,
         skipped=entry.skipped,
+        naming=source.name if isinstance(source, Folder) else None,
     )
 
 

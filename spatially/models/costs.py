@@ -1,20 +1,36 @@
 """Parameters and multiplications of every registered model at 224×224, as `spatially models` lists them.
 
 They are counted on meta tensors, without computing anything, and kept in `costs.json`, since counting all takes a minute.
-A multiplication with its addition counts once (GMACs, as the papers have it). Write the file anew with
+A multiplication with its addition counts once (GMACs, as the papers have it). Activations are the numbers that convolutions,
+linear layers and the products of attention put out (fvcore and timm count them so). Write the file anew with
 
     python -m spatially.models.costs
 """
 
 import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
+from itertools import chain
+from typing import Any, NamedTuple
 
 import timm
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 SIDE = 224
+
+_ATEN = torch.ops.aten
+_PRODUCTS = {
+    *(_ATEN.mm, _ATEN.addmm, _ATEN.bmm, _ATEN.baddbmm, _ATEN._scaled_mm),
+    *(_ATEN.convolution, _ATEN._convolution, _ATEN.cudnn_convolution, _ATEN.convolution_overrideable),
+}
 
 
 @dataclass(frozen=True)
@@ -30,9 +46,65 @@ def count(name: str, *, side: int = SIDE, **options: object) -> Cost:
     with torch.device("meta"):
         model = timm.create_model(name, **options).eval()
         image = torch.empty(1, 3, side, side)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(image)
-    return Cost(sum(parameter.numel() for parameter in model.parameters()), counter.get_total_flops() // 2)
+    return Cost(sum(parameter.numel() for parameter in model.parameters()), count_pass(model, image).macs)
+
+
+class Pass(NamedTuple):
+    """What one forward pass multiplies and adds, and how many numbers its convolutions and matrix products put out."""
+
+    macs: int
+    activations: int
+
+
+def count_model(model: nn.Module, size: tuple[int, int]) -> Pass:
+    """Count one image of a model that exists, on meta tensors in the place of its weights.
+
+    A model that cannot compute without values, or that keeps tensors where nobody finds them, takes a black image.
+    """
+    weights = {name: tensor.to("meta") for name, tensor in chain(model.named_parameters(), model.named_buffers())}
+    try:
+        with torch.device("meta"):
+            return count_pass(partial(functional_call, model, weights), torch.empty(1, 3, *size))
+    except Exception:  # whatever the model's own code answers to tensors without values
+        first = next(chain(model.parameters(), model.buffers()), torch.empty(0))
+        return count_pass(model, torch.zeros(1, 3, *size, device=first.device, dtype=first.dtype))
+
+
+def count_pass(model: Callable[[Tensor], Any], images: Tensor) -> Pass:
+    """Count a forward pass, for real or on meta tensors.
+
+    >>> count_pass(nn.Linear(10, 4), torch.zeros(2, 10))
+    Pass(macs=80, activations=8)
+    """
+    with torch.no_grad(), _plain_attention(), FlopCounterMode(display=False) as counter, _Activations() as activations:
+        model(images)
+    return Pass(counter.get_total_flops() // 2, activations.count)
+
+
+class _Activations(TorchDispatchMode):
+    """Adds up the sizes of what products put out."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in _PRODUCTS:
+            self.count += result.numel()
+        return result
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Attention as the two matrix products it is, whichever kernel the model would take: fused ones hide the first."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def known() -> dict[str, Cost]:

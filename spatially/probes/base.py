@@ -16,6 +16,7 @@ import json
 import platform
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -39,6 +40,12 @@ if TYPE_CHECKING:
 
 Rows = NDArray[np.int64]
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "xarray")
+
+
+class Measurer(Protocol):
+    """Measures one chunk of a task."""
+
+    def __call__(self, rows: Rows, *, stopped: NDArray[np.bool_] | None = None) -> xr.Dataset: ...
 
 
 class Drawing(Protocol):
@@ -84,6 +91,10 @@ class Probe(ABC):
     ) -> xr.Dataset:
         """The outcomes of the images in ``rows``, without the points that ``stopped`` marks."""
 
+    def measurer(self, subject: Subject, images: Images, *, batch: int) -> Measurer:
+        """What measures the chunks of one task: made once, so it may keep what all of them need."""
+        return partial(self.measure, subject, images)
+
     @abstractmethod
     def summarise(self, outcomes: xr.Dataset, *, chance: float) -> xr.Dataset:
         """The measured numbers with their intervals, beside the outcomes they come from."""
@@ -110,6 +121,10 @@ class Probe(ABC):
         """The chunks' outcomes as one Dataset, in the order of the images' numbers."""
         return xr.concat(parts, dim="image").sortby("image")
 
+    def facts(self, subject: Subject, images: Images) -> dict[str, Any]:
+        """What a result has to say beyond model, images and options, such as the fingerprints of other images."""
+        return {}
+
     def options(self) -> dict[str, Any]:
         """The options by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
@@ -120,12 +135,13 @@ class Probe(ABC):
         self.check(view, images)
         chunks = self.chunks(images, batch=batch)
         stopping = self.stopping()
+        measure = self.measurer(view, images, batch=batch)
         parts = []
         for rows in track(chunks, description=self.title, disable=not progress):
             stopped = None if stopping is None else stopping.stopped
             if stopped is not None and stopped.all():
                 break
-            parts.append(self.measure(view, images, rows, stopped=stopped))
+            parts.append(measure(rows, stopped=stopped))
             if stopping is not None:
                 stopping.update(self.outcomes(parts[-1]))
             trim()
@@ -180,6 +196,7 @@ def describe(probe: Probe, view: Subject, images: Images, *, batch: int) -> dict
         "seed": probe.seed,
         **view.describe(),
         **images.describe(),
+        **probe.facts(view, images),
         "classes": view.answers,
         "chance": chance_of(view),
         "batch": batch,

@@ -40,7 +40,7 @@ SCALE = 1.62  # CSS pixels a point: 8-point type in a figure reads like the page
 
 
 class Drawing(Protocol):
-    """What a probe's drawing module offers. `captions`, `descriptions` and `gallery` are taken where they exist."""
+    """What a probe's drawing module offers. `captions`, `descriptions`, `gallery` and `shown` are taken where they exist."""
 
     def figures(self, results: Results) -> dict[str, Figure]: ...
 
@@ -100,7 +100,9 @@ def write_report(
     if not results:
         raise UserError("results: nothing to report, no probe has a result for any model")
     directory = Path(directory)
-    sections = [_section(directory, probe, models, figures_for.get(probe)) for probe, models in results.items()]
+    sections = [
+        _section(directory, probe, models, figures_for.get(probe), examples) for probe, models in results.items()
+    ]
     if examples is not None and "sensitivity" in results:
         _add_gallery(directory, sections, results["sensitivity"], examples, figures_for.get("sensitivity"))
     return write_whole(directory / "report.html", _page(results, sections))
@@ -189,21 +191,32 @@ def _ranking(sensitivity: Results, found: list[answer.Answer]) -> Table | None:
 # One probe
 
 
-def _section(directory: Path, probe: str, models: Results, drawing: Drawing | None) -> Section:
-    """Draw, save and describe one probe. A probe that nobody draws still says what was measured."""
+def _section(
+    directory: Path, probe: str, models: Results, drawing: Drawing | None, examples: xr.Dataset | None
+) -> Section:
+    """Draw, save and describe one probe. A probe that nobody draws still says what was measured.
+
+    A drawing's ``shown(results, examples)`` gives the figures, by name, of what the models were shown.
+    """
     captions, descriptions = _texts(drawing, "captions", models), _texts(drawing, "descriptions", models)
     drawn = drawing.figures(models) if drawing else {}
     listed = drawing.tables(models) if drawing else {}
+    show = getattr(drawing, "shown", None)
+    seen = show(models, examples) if callable(show) and examples is not None and examples.sizes.get("example") else {}
     heading = _words(probe)
+
+    def pictures(drawn: Mapping[str, Figure]) -> list[Picture]:
+        return [
+            _picture(directory, _joined(probe, name), figure, captions.get(name, ""), descriptions.get(name, ""))
+            for name, figure in drawn.items()
+        ]
+
     return Section(
         name=_file_name(probe),
         heading=heading,
         definition=_definition(models),
-        pictures=[
-            _picture(directory, _joined(probe, name), figure, captions.get(name, ""), descriptions.get(name, ""))
-            for name, figure in drawn.items()
-        ],
-        gallery=[],
+        pictures=pictures(drawn),
+        gallery=pictures(seen),
         tables=[_table(directory, _joined(probe, name), name, frame, captions) for name, frame in listed.items()],
         provenance=provenance(models),
     )

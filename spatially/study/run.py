@@ -24,6 +24,7 @@ from spatially.errors import NotApplicable, UserError
 from spatially.files import write_whole
 from spatially.memory import trim
 from spatially.probes import Probe
+from spatially.probes.base import Measurer
 from spatially.study.plan import Task, plan_table, speed
 from spatially.study.processes import Processes, fixed_threads
 from spatially.study.spec import Study
@@ -229,8 +230,9 @@ def _measure_all(task: Task, store: Store, processes: Processes, key: str) -> It
     processes.wait()
     done = len(chunks) - len(left)
     yield done
+    measure = task.probe.measurer(task.subject, task.images, batch=task.batch)
     for number in left[processes.rank :: processes.count]:
-        _measure_chunk(task, store, number, None, key)
+        _measure_chunk(measure, task, store, number, None, key)
         done += processes.count
         yield min(done, len(chunks))
 
@@ -239,6 +241,7 @@ def _measure_with_stopping(task: Task, store: Store, processes: Processes, key: 
     """Rounds of one chunk a process; after each, every process takes in the same chunks in the same order."""
     chunks, stopping = task.chunks, task.probe.stopping()
     assert stopping is not None
+    measure = task.probe.measurer(task.subject, task.images, batch=task.batch)
     for first in range(0, len(chunks), processes.count):
         stopped = stopping.stopped
         if stopped.all():
@@ -248,7 +251,7 @@ def _measure_with_stopping(task: Task, store: Store, processes: Processes, key: 
         processes.wait()
         mine = first + processes.rank
         if mine in found and found[mine] is None:
-            _measure_chunk(task, store, mine, stopped, key)
+            _measure_chunk(measure, task, store, mine, stopped, key)
         processes.wait()
         for number in numbers:
             part = store.read_part(task.model, task.probe.name, number, key=key)
@@ -261,8 +264,10 @@ def _measure_with_stopping(task: Task, store: Store, processes: Processes, key: 
     yield len(chunks)
 
 
-def _measure_chunk(task: Task, store: Store, number: int, stopped: np.ndarray | None, key: str) -> None:
-    part = task.probe.measure(task.subject, task.images, task.chunks[number], stopped=stopped)
+def _measure_chunk(
+    measure: Measurer, task: Task, store: Store, number: int, stopped: np.ndarray | None, key: str
+) -> None:
+    part = measure(task.chunks[number], stopped=stopped)
     part.attrs["key"] = key
     write_dataset(store.part_path(task.model, task.probe.name, number), part)
     trim()

@@ -6,7 +6,8 @@ p = softmax(z), that is a sum of exp(z), so its logit is logsumexp over its memb
     z_class = log Σ_{i in members(class)} exp(z_i)
 
 A class with one member keeps its logit, and when every class of the model is in exactly one data class the softmax of the
-new logits is the sum of the old probabilities.
+new logits is the sum of the old probabilities. An alignment that averages takes the mean over the members instead,
+z_class − log(number of members), so that classes with many members have no head start.
 """
 
 import json
@@ -53,6 +54,7 @@ class Alignment:
     rule: str
     names: tuple[str, ...] | None
     members: Members | None = None  # None: the model's classes as they are
+    average: bool = False  # a class has the mean probability of its members, not the sum
     _index: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(self, logits: Tensor) -> Tensor:
@@ -62,10 +64,13 @@ class Alignment:
         index, absent = self._padded(logits.device)
         if index.shape[1] == 1:
             return logits[:, index[:, 0]]
-        return logits[:, index].masked_fill(absent, -torch.inf).logsumexp(dim=-1)
+        united = logits[:, index].masked_fill(absent, -torch.inf).logsumexp(dim=-1)
+        return united - (~absent).sum(dim=-1).log() if self.average else united
 
     def describe(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"class_mapping": self.rule}
+        if self.average:
+            facts["class_aggregation"] = "mean"
         if self.members is not None and self.names is not None:
             facts["class_members"] = json.dumps(dict(zip(self.names, self.members, strict=True)), ensure_ascii=False)
         return facts

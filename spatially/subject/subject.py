@@ -78,6 +78,16 @@ class Subject:
         return self._model_answers if members is None else len(members)
 
     @property
+    def synsets(self) -> tuple[str, ...] | None:
+        """The WordNet synsets of the model's own classes in their order, when they are known to be ImageNet's."""
+        return self._known.synsets
+
+    @property
+    def class_map(self) -> Mapping[str, Any] | None:
+        """What the user said about which of the model's classes the data's are."""
+        return self._class_map
+
+    @property
     def compiled(self) -> bool:
         """Whether calls run compiled code instead of `model` itself."""
         return self._forward is not self.model
@@ -118,6 +128,32 @@ class Subject:
         """
         view = copy.copy(self)
         view._alignment = align(self.name, self._known, self._model_answers, classes, labels, self._class_map)
+        return view
+
+    def own(self) -> "Subject":
+        """The same model answering in its own classes."""
+        return self.answering(Alignment("none", self._known.names))
+
+    def answering(self, alignment: Alignment) -> "Subject":
+        """The same model answering in these classes, each made of some of its own."""
+        view = copy.copy(self)
+        view._alignment = alignment
+        return view
+
+    def cropping(self, preprocessing: Preprocessing) -> "Subject":
+        """The same model with images that are cut out otherwise; normalised as before."""
+        view = copy.copy(self)
+        view.preprocessing = preprocessing
+        return view
+
+    def computing_in(self, dtype: torch.dtype) -> "Subject":
+        """The same model, uncompiled, in float32 or float64. It shares its weights unless they have another precision."""
+        view = copy.copy(self)
+        if dtype != self._weights_dtype:
+            view.model = copy.deepcopy(self.model).to(dtype)
+            view._mean, view._std = self._mean.to(dtype), self._std.to(dtype)
+        view.dtype = view._weights_dtype = dtype
+        view._forward = view.model
         return view
 
     def describe(self) -> dict[str, Any]:

@@ -79,7 +79,10 @@ def test_the_command_in_a_result_repeats_it(run: Callable, tmp_path: Path) -> No
 
 def test_all_probes_that_apply_and_what_was_skipped(run: Callable, tmp_path: Path) -> None:
     words = [*MODEL, "--data", "shapes", "--limit", "8", "--blocks", "8", "--ratios", "0,1", "--batch", "8"]
-    code, _, said = run("probe", *words, "--probes", "all", "--set", "paste.block=8", "--out", tmp_path / "a")
+    words += ["--probes", "all", "--set", "paste.block=8"]
+    for small in ("landscape.points=2", "cost.rounds=1", "cost.batch=2"):
+        words += ["--set", small]
+    code, _, said = run("probe", *words, "--out", tmp_path / "a")
     assert code == 0
     assert "skipped position_bias of resnet10t: resnet10t has no position embedding and no position bias" in " ".join(
         said.split()

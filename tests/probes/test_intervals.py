@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from spatially.probes.intervals import anytime, lost_share, student, wilson
+from spatially.probes.intervals import anytime, difference, lost_share, student, wilson
 
 
 @pytest.mark.parametrize(("successes", "count"), [(0, 5), (3, 7), (10, 10), (400, 1000)])
@@ -75,3 +75,15 @@ def test_lost_share_is_undefined_at_chance() -> None:
 def test_lost_share_is_cut() -> None:
     assert lost_share(np.zeros(50), np.ones(50), 0.2)[0] == 1
     assert lost_share(np.ones(50), np.array([1.0] * 40 + [0.0] * 10), 0.2)[0] == 0
+
+
+@pytest.mark.parametrize(("lost", "won", "count"), [(0.3, 0.02, 50), (0.05, 0.05, 200), (0.01, 0.0, 40)])
+def test_difference_of_paired_shares_covers(lost: float, won: float, count: int) -> None:
+    change = np.random.default_rng(0).choice([1, -1, 0], p=[lost, won, 1 - lost - won], size=(count, 4000))
+    low, high = difference(change == 1, change == -1)  # the others are right, or wrong, both times
+    covered = (low <= lost - won) & (lost - won <= high)
+    assert covered.mean() > 0.93
+    assert (high > low).all()
+    estimate = change.mean(axis=0)
+    assert ((low <= estimate) & (estimate <= high)).all()
+    assert np.allclose(difference(change == -1, change == 1), (-high, -low))
