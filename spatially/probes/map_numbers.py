@@ -41,11 +41,11 @@ def takes(map: Tensor) -> bool:
 
 def map_numbers(map: Tensor, waves: Tensor) -> MapNumbers:
     """Both, from the map and the waves (cosines, then sines, of every frequency but 0; float32)."""
-    from spatially.probes.map_kernel import CHANNELS, NUMBERS, summed
+    from spatially.probes.map_kernel import NUMBERS, summed
 
-    batch, channels, rows, columns = map.shape
+    _, channels, rows, columns = map.shape
     bins, positions = len(waves) // 2, rows * columns
-    sums = summed(map.flatten(2), waves, SMALLEST).view(batch, -(-channels // CHANNELS), -1).sum(1)
+    sums = summed(map.flatten(2), waves, SMALLEST).sum(1)
     lowest, others = sums[:, 1:NUMBERS] / channels, sums[:, NUMBERS : NUMBERS + bins] / channels
     log_amplitude = torch.cat([lowest - lowest, others - lowest], dim=1)
     return MapNumbers(log_amplitude, sums[:, 0] / (channels * (positions - 1)))

@@ -45,7 +45,8 @@ def _written_out(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, sc
     dtype = queries.dtype
     if dtype in (torch.float16, torch.bfloat16):  # as fused kernels do: products and sums in single precision
         queries, keys, values, mask = (tensor.float() for tensor in (queries, keys, values, mask))
-    logits = (queries * scale) @ keys.transpose(-2, -1) + mask
+    logits = (queries * scale) @ keys.transpose(-2, -1)
+    logits = logits + mask if transformed(queries, keys, mask) else logits.add_(mask)
     return (logits.softmax(-1) @ values).to(dtype)
 
 
