@@ -136,12 +136,15 @@ class ReceptiveField(Probe):
     def target(self, subject: Subject) -> tuple[Place, tuple[int, int]]:
         """The layer, and the row and column of the position."""
         place = feature_map(subject, layer=self.layer).place()
+        return place, self._position(place)
+
+    def _position(self, place: Place) -> tuple[int, int]:
         if self.position == CENTRE:
-            return place, centre(place.grid)
+            return centre(place.grid)
         if self.position == LOWER_RIGHT:
-            return place, (place.grid[0] // 2, place.grid[1] // 2)
+            return place.grid[0] // 2, place.grid[1] // 2
         assert not isinstance(self.position, str)
-        return place, check_place(self.position, place.grid, what=f"position (in {place.name})")
+        return check_place(self.position, place.grid, what=f"position (in {place.name})")
 
     def measure(
         self, subject: Subject, images: Images, rows: Rows, *, stopped: NDArray[np.bool_] | None = None
@@ -149,15 +152,23 @@ class ReceptiveField(Probe):
         pixels, _, index = images.batch(rows, subject.device)
         shown = as_float(pixels)
         second = (randomness.image_bits(randomness.stream(self.seed, "halves"), index) & 1).bool()
-        place, (row, column) = self.target(subject)
-        source = feature_map(subject, layer=self.layer).source(row, column)
+        found = feature_map(subject, layer=self.layer)
+        place = found.place()
+        row, column = self._position(place)
+        source = found.source(row, column)
+        members = torch.stack([~second, second]).double()
         totals, moments = [], []
         for name in self.variants:
             with variant(subject, name, seed=self.seed, zero=self.reset == "zero") as one:
                 fields, features = self.fields(one, shown, row, column)
-            members = torch.stack([~second, second]).double()
-            totals.append((members @ fields.flatten(1).double()).unflatten(1, fields.shape[1:]).cpu().numpy())
-            moments.append(_moments(features.relu() if self.style == REPLKNET else features))
+                sums = members @ fields.flatten(1).double()
+                spread = _moments(features.relu() if self.style == REPLKNET else features)
+                # A GPU that is asked for numbers once has more in the queue meanwhile.
+                numbers = torch.cat([spread, sums.flatten()]).cpu().numpy()
+                if not np.isfinite(numbers).all():
+                    raise not_finite(one, shown, "the receptive field")
+            totals.append(numbers[len(spread) :].reshape(2, *fields.shape[1:]))
+            moments.append(numbers[: len(spread)])
         return xr.Dataset(
             {
                 "total": (("variant", "half", "y", "x"), np.stack(totals)),
@@ -189,14 +200,14 @@ class ReceptiveField(Probe):
             # Each image's target depends on that image alone, so the gradient of their sum is the gradient of each.
             target = accurate.relu().sum() if self.style == REPLKNET else accurate.mean(1).sum()
             (gradient,) = torch.autograd.grad(target, shown)
-        if not bool(torch.isfinite(gradient).all() & torch.isfinite(accurate).all()):
-            raise not_finite(subject, pixels, "the receptive field")
+        # 0, or NaN where anything is not finite, also what a ReLU would hide.
+        nothing = 0 * (gradient.sum((1, 2, 3)) + accurate.detach().sum(1))[:, None, None]
         # From pixels to the model's own input, which is (pixels − mean) / deviation.
         gradient = gradient * gradient.new_tensor(subject.preprocessing.std).view(3, 1, 1)
         if self.style == REPLKNET:
-            return gradient.relu().sum(1), accurate.detach()
+            return gradient.relu().sum(1) + nothing, accurate.detach()
         plain = gradient.mean(1)
-        return (plain if self.style == LUO else plain.relu()), accurate.detach()
+        return (plain if self.style == LUO else plain.relu()) + nothing, accurate.detach()
 
     def join(self, parts: Sequence[xr.Dataset]) -> xr.Dataset:
         """The chunks' sums, added in the order of the chunks."""
@@ -317,13 +328,13 @@ def frozen(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def _moments(features: Tensor) -> NDArray[np.float64]:
+def _moments(features: Tensor) -> Tensor:
     """What ``signal`` needs, as sums over images: their number, the targets, their squares, the spread of the channels."""
     values = features.double()
     means = values.mean(1)
     spread = values.std(1) if values.shape[1] > 1 else means.abs()
     sums = (means.new_tensor(len(means)), means.sum(), means.square().sum(), spread.sum())
-    return torch.stack(sums).cpu().numpy()
+    return torch.stack(sums)
 
 
 def _signal(moments: NDArray[np.float64]) -> float:
