@@ -56,7 +56,8 @@ def probe(
     workers: Annotated[int | None, typer.Option(help="Threads that decode.", rich_help_panel=IMAGES)] = None,
     cache: Annotated[str | None, typer.Option(help="Folder for decoded crops.", rich_help_panel=IMAGES)] = None,
     probes: Annotated[
-        str, typer.Option(help="Names, separated by commas; all for all that apply.", rich_help_panel=PROBING)
+        str,
+        typer.Option(help="Names, separated by commas; all for what applies and is quick.", rich_help_panel=PROBING),
     ] = "sensitivity",
     kinds: Annotated[str | None, typer.Option(help="shuffle,mask", rich_help_panel=PROBING)] = None,
     blocks: Annotated[

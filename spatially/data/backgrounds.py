@@ -159,7 +159,7 @@ def _read_mask(path: Path) -> Image.Image:
     try:
         mask = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{_WHAT}: the mask {path} cannot be read ({error})") from error
+        raise UserError(f"{_WHAT}: the mask {path} is not a whole .npy file of numbers") from error
     if mask.ndim != 2 or not np.isin(mask, (0, 1)).all():
         raise UserError(
             f"{_WHAT}: the mask {path} must be (height, width) of 0 and 1, but is {mask.dtype} {mask.shape}"

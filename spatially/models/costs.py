@@ -44,7 +44,7 @@ class Cost:
 def count(name: str, *, side: int = SIDE, **options: object) -> Cost:
     """Count a model that timm can create."""
     with torch.device("meta"):
-        model = timm.create_model(name, **options).eval()
+        model = timm.create_model(name, **options).eval().requires_grad_(False)
         image = torch.empty(1, 3, side, side)
     return Cost(sum(parameter.numel() for parameter in model.parameters()), count_pass(model, image).macs)
 
@@ -61,13 +61,16 @@ def count_model(model: nn.Module, size: tuple[int, int]) -> Pass:
 
     A model that cannot compute without values, or that keeps tensors where nobody finds them, takes a black image.
     """
-    weights = {name: tensor.to("meta") for name, tensor in chain(model.named_parameters(), model.named_buffers())}
+    # Detached: a view of a parameter wants a gradient even under no_grad, and the counter's hooks stumble over it.
+    own = {name: tensor.detach() for name, tensor in chain(model.named_parameters(), model.named_buffers())}
+    weights = {name: tensor.to("meta") for name, tensor in own.items()}
     try:
         with torch.device("meta"):
             return count_pass(partial(functional_call, model, weights), torch.empty(1, 3, *size))
     except Exception:  # whatever the model's own code answers to tensors without values
-        first = next(chain(model.parameters(), model.buffers()), torch.empty(0))
-        return count_pass(model, torch.zeros(1, 3, *size, device=first.device, dtype=first.dtype))
+        first = next(iter(own.values()), torch.empty(0))
+        image = torch.zeros(1, 3, *size, device=first.device, dtype=first.dtype)
+        return count_pass(partial(functional_call, model, own), image)
 
 
 def count_pass(model: Callable[[Tensor], Any], images: Tensor) -> Pass:

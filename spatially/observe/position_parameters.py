@@ -13,7 +13,7 @@ from spatially.surgery.hosts.base import Host
 # Embeddings; relative tables and networks, with the names that timm, torchvision and Hugging Face give them; rotations.
 PATTERN = re.compile(
     r"(^|\.)(\w*pos(ition(al)?)?_?(emb|enc)\w*|\w*rel(ative)?_?pos\w*|position_table|attention_biases|cpb_mlp"
-    r"|continuous_position_bias\w*|meta_mlp|rope\w*|rotary\w*)(\.|$)"
+    r"|continuous_position_bias\w*|meta_mlp|rope\w*|rotary\w*|(\w+_)?pos(_proj)?)(\.|$)"
 )
 KINDS = (GaussianBias, RelPosBias, RelPosMlp)
 

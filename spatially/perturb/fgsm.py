@@ -2,7 +2,12 @@ r"""The fast gradient sign method (Goodfellow et al. 2015), in pixels: normalisa
 
 .. math:: x' = \mathrm{clamp}\bigl(x + \varepsilon\,\mathrm{sign}\,\partial_x\,\mathrm{NLL}(f(x), y),\; 0,\; 1\bigr)
 
-One gradient serves every ε. Whatever rounding does, :math:`x'` lies in 0..1 and no further than ε from :math:`x`.
+One gradient serves every ε. Whatever rounding does, :math:`x'` lies in 0..1 and no further than ε from :math:`x`. With p the
+probability of y,
+
+.. math:: \partial\,\mathrm{NLL} = (1 - p)\;\partial\Bigl(\log\sum\nolimits_{c \ne y} e^{z_c} - z_y\Bigr).
+
+The first factor has no say in the sign, and rounds to 0 where the model is sure; it is left out.
 """
 
 from collections.abc import Callable
@@ -11,7 +16,6 @@ from numbers import Real
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from spatially.errors import NotApplicable, UserError
 from spatially.perturb.check import check_images
@@ -35,9 +39,11 @@ def direction(model: Model, images: Tensor, labels: Tensor) -> Tensor:
         return direction(model, images.repeat(2, 1, 1, 1), labels.repeat(2))[:1]
     with torch.enable_grad():
         pixels = images.detach().clone().requires_grad_()
-        logits = model(pixels)
-        # In float32 the gradient would vanish for images of which the model is sure; summed, images do not share it.
-        loss = functional.cross_entropy(logits.double(), labels.to(logits.device), reduction="sum")
+        logits = model(pixels).double()
+        true = labels.to(logits.device)[:, None]
+        others = logits.scatter(1, true, -torch.inf).logsumexp(dim=1)
+        # Summed, not averaged: each image has the gradient that it has alone.
+        loss = (others - logits.gather(1, true)[:, 0]).sum()
         gradient = torch.autograd.grad(loss, pixels, allow_unused=True)[0] if loss.requires_grad else None
     if gradient is None:
         raise NotApplicable(

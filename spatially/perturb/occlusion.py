@@ -76,11 +76,15 @@ def check_place(place: Place) -> tuple[int, int] | None:
     if isinstance(place, str):
         if place == CENTRE:
             return None
-    elif len(place) == 2 and all(isinstance(one, Integral) and not isinstance(one, bool) and one >= 0 for one in place):
+    elif isinstance(place, Sequence) and len(place) == 2 and all(_is_pixel(one) for one in place):
         return int(place[0]), int(place[1])
     raise UserError(
         f'place of the occlusion must be "centre", or row and column of its upper left pixel, not {place!r}'
     )
+
+
+def _is_pixel(given: object) -> bool:
+    return isinstance(given, Integral) and not isinstance(given, bool) and int(given) >= 0
 
 
 def _is_size(given: object) -> bool:

@@ -66,6 +66,8 @@ class Probe(ABC):
     definition: ClassVar[str]
     #: Whether the answers count, which must then be in the data's classes. What looks inside takes any images.
     answers: ClassVar[bool] = True
+    #: Whether it takes many times longer than the others, so that ``all`` has it only where it is named as well.
+    lengthy: ClassVar[bool] = False
     seed: int
 
     @abstractmethod

@@ -26,6 +26,10 @@ class Basis:
     def dimension(self) -> int:
         return self._like.numel()
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._like.dtype
+
     def append(self, vector: Tensor) -> None:
         """Take in one more vector."""
         block, row = divmod(self._count, _ROWS)

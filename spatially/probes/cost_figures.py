@@ -1,6 +1,7 @@
 """Drawings and tables of what models cost: speed and memory against size and work; a table like tables 1-3 of Heo."""
 
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil, floor, log10
 from typing import Any, NamedTuple
 
 import pandas
@@ -8,7 +9,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from spatially.drawing.panels import WIDTH, grid, legend, legend_height, title
 from spatially.drawing.style import MUTED, Series, figure_style, series
@@ -183,10 +184,26 @@ def _handles(looks: Mapping[str, Series], modes: Sequence[str]) -> list[Line2D]:
 
 
 def _scale(panel: Axes) -> None:
-    """Logarithmic, with plain numbers at 1, 2 and 5, and room around the outermost marks."""
+    """Logarithmic, with plain round numbers, and room around the outermost marks."""
     panel.margins(0.12)
     for axis, set_scale in ((panel.xaxis, panel.set_xscale), (panel.yaxis, panel.set_yscale)):
         set_scale("log")
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_locator(FixedLocator(round_numbers(*axis.get_view_interval())))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
         axis.set_minor_locator(NullLocator())
+
+
+def round_numbers(low: float, high: float) -> list[float]:
+    """At least three round numbers between two others, as even on a logarithmic scale as they can be.
+
+    >>> round_numbers(0.09, 7), round_numbers(5.5, 12), round_numbers(22, 26)
+    ([0.1, 0.3, 1.0, 3.0], [6.0, 8.0, 10.0], [22.0, 23.0, 24.0, 25.0, 26.0])
+    """
+    for within in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 6, 8)):
+        decades = range(floor(log10(low)), ceil(log10(high)) + 1)
+        found = [float(f"{digit}e{decade}") for decade in decades for digit in within]
+        if len(inside := [one for one in found if low <= one <= high]) >= 3:
+            return inside
+    return [
+        float(f"{one:.12g}") for one in MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high) if low <= one <= high
+    ]

@@ -34,7 +34,7 @@ from spatially.perturb.augment import check_augmentation, training_batch
 from spatially.probes.base import Drawing, Probe, Rows, check_answers
 from spatially.probes.hessian_vector import HessianVector, only_these_learn, select_parameters, twice_differentiable
 from spatially.probes.intervals import student, wilson
-from spatially.probes.lanczos import BOTH_ENDS, MAGNITUDE, WHICH, Spectrum, lanczos
+from spatially.probes.lanczos import BOTH_ENDS, MAGNITUDE, WHICH, Spectrum, lanczos, rounding
 
 if TYPE_CHECKING:
     from spatially.data import Images
@@ -51,8 +51,8 @@ class Hessian(Probe):
 
     ``count`` eigenvalues of ``batch_size`` images each, over a ``share`` of the data. With ``which="both ends"`` the ``count``
     most positive and as many most negative. ``weight_decay`` is what the model was trained with. ``parameters`` takes patterns
-    of names (``["head.*"]``); all by default. An eigenvalue is converged when its residual is at most ``tolerance`` times the
-    largest of its batch; after ``products`` products with the Hessian the search ends in any case. ``basis`` bounds the
+    of names (``["head.*"]``); all by default. An eigenvalue is converged when its residual is at most ``tolerance`` times its
+    magnitude; after ``products`` products with the Hessian the search ends in any case. ``basis`` bounds the
     vectors, as long as the weights, that are kept at a time. ``confirm`` looks for copies of multiple eigenvalues.
     """
 
@@ -63,6 +63,7 @@ class Hessian(Probe):
         "The largest eigenvalues by magnitude (or the most positive and most negative) of the Hessian of NLL plus "
         "weight_decay/2·‖w‖² with respect to the weights, for each mini-batch of augmented training images, in eval mode."
     )
+    lengthy: ClassVar[bool] = True
 
     count: int = 5
     which: str = MAGNITUDE
@@ -227,7 +228,8 @@ class Hessian(Probe):
             ("negative_share", result["eigenvalue"]),
             ("negative_share_without_l2", result["eigenvalue"] - result["weight_decay"]),
         ):
-            share = float((values < 0).mean())
+            # Of a convex loss none is negative, though rounding puts zeros on either side.
+            share = float((values < -rounding(DTYPES[self.dtype]) * abs(values).max("rank")).mean())
             # Eigenvalues of one batch are no independent draws: a batch counts once.
             low, high = wilson(share * batches, batches)
             result[name], result[f"{name}_low"], result[f"{name}_high"] = share, float(low), float(high)

@@ -8,8 +8,8 @@ gives :math:`A Q = Q M + \beta q_{m+1} e_m^\top`. An eigenpair (θ, s) of the sy
 and at least one eigenvalue of A lies within that residual of θ. M − T is rounding error, unless A is not symmetric.
 
 A full basis is reduced to its best Ritz vectors, with which the recurrence goes on (Wu and Simon 2000). Where the remainder
-vanishes, Q is invariant; then, and with ``confirm`` always, a new vector orthogonal to what was found starts another round,
-until a round changes nothing: one starting vector sees a multiple eigenvalue only once.
+vanishes, Q is invariant; then, where an end reaches past 0, and with ``confirm`` always, a new vector orthogonal to what was
+found starts another round, until a round changes nothing: one starting vector sees a multiple eigenvalue, 0 above all, once.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ Array = NDArray[np.float64]
 MAGNITUDE, BOTH_ENDS = "magnitude", "both ends"
 WHICH = (MAGNITUDE, BOTH_ENDS)
 _VANISHED = 10  # units of rounding, relative to the largest eigenvalue
+_ROUNDED = 100  # the same for what is no more than rounding in an eigenvalue or its residual
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """How far from 0 an eigenvalue may be by rounding alone, relative to the largest."""
+    return _ROUNDED * float(torch.finfo(dtype).eps)
 
 
 @dataclass(frozen=True)
@@ -74,8 +80,8 @@ def lanczos(
     """The ``count`` eigenvalues of largest magnitude of ``operator`` + ``shift``, or ``count`` at both ends; without the shift.
 
     ``draw(i)`` is the i-th random vector, flat; ``draw(0)`` starts. An eigenvalue is converged when its residual is at most
-    ``tolerance`` times the largest magnitude. At most ``products`` products are taken and ``room`` vectors kept. What the
-    operator returns may be overwritten. The eigenvectors, as rows, come when ``vectors`` are asked for.
+    ``tolerance`` times its magnitude, or its square times the largest. At most ``products`` products are taken and ``room``
+    vectors kept. What the operator returns may be overwritten. The eigenvectors, as rows, come when ``vectors`` are asked for.
 
     >>> matrix = torch.diag(torch.arange(-3.0, 7.0).double())
     >>> lanczos(lambda v: matrix @ v, lambda i: torch.ones(10).double(), count=2).values.round(6)
@@ -95,7 +101,8 @@ def lanczos(
     search.step(first / first.norm())
     while not search.finished(wanted, confirm=confirm) and search.used < products:
         search.step(search.following(wanted, confirm=confirm))
-    return search.spectrum(settled=search.finished(wanted, confirm=confirm) or not confirm, vectors=vectors)
+    settled = search.finished(wanted, confirm=confirm) or not (confirm or search.copies)
+    return search.spectrum(settled=settled, vectors=vectors)
 
 
 class _Search:
@@ -117,7 +124,8 @@ class _Search:
         self.measured = np.zeros((0, 0))
         self.coupling = np.zeros(0)  # the row of M that the next vector brings
         self.slack = np.zeros(0)  # residuals of vectors that were kept without their remainder
-        self.block, self.rounds, self.used, self.broken = 0, 0, 0, False
+        self.block, self.rounds, self.used, self.copies = 0, 0, 0, False
+        self.rounding = rounding(basis.dtype)
         self.before: Array | None = None
         self.asymmetry = 0.0
 
@@ -140,9 +148,9 @@ class _Search:
         self.scale = float(np.abs(self.values).max())
         if self.scale > 0:
             self.asymmetry = max(self.asymmetry, float(np.abs(measured - measured.T).max()) / self.scale)
-        rounding = float(torch.finfo(image.dtype).eps)
-        self.vanished = self.beta <= _VANISHED * rounding * self.scale or size == vector.numel()
-        self.broken |= self.vanished
+        smallest = _VANISHED * float(torch.finfo(image.dtype).eps) * self.scale
+        self.vanished = self.beta <= smallest or size == vector.numel()
+        self.copies |= self.vanished
         if self.vanished:
             self.beta = 0.0
 
@@ -156,7 +164,17 @@ class _Search:
         return self.beta * np.abs(parts[-1]) + np.linalg.norm(skew @ parts, axis=0) + self.slack @ np.abs(parts)
 
     def small(self, places: NDArray[np.intp]) -> NDArray[np.bool_]:
-        return self.residuals(places) <= self.tolerance * self.scale
+        return self.residuals(places) <= self._bar(self.values[places])
+
+    def _bar(self, values: Array) -> Array:
+        """How far eigenvalues may be off, relative to themselves; zeros relative to the largest by the tolerance squared."""
+        return np.maximum(self.tolerance * np.abs(values), max(self.tolerance**2, self.rounding) * self.scale)
+
+    def _past_zero(self, places: NDArray[np.intp]) -> bool:
+        """Whether the most negative are positive or the most positive negative: the many zeros between were seen once."""
+        ends = self.values[places]
+        signed = np.concatenate([-ends[: len(ends) // 2], ends[len(ends) // 2 :]])
+        return self.which == BOTH_ENDS and bool((signed > self.rounding * self.scale).any())
 
     def finished(self, wanted: int, *, confirm: bool) -> bool:
         """Whether all are converged and, where there may be copies, a whole round changed nothing."""
@@ -165,11 +183,13 @@ class _Search:
             return True
         if len(places) < wanted or not self.small(places).all():
             return False
-        if not (confirm or self.broken):
+        self.copies |= self._past_zero(places)
+        if not (confirm or self.copies):
             return True
         if self.before is None or not self._round_is_over():
             return False
-        return bool(np.abs(np.sort(self.values[places]) - np.sort(self.before)).max() <= self.tolerance * self.scale)
+        now = np.sort(self.values[places])
+        return bool((np.abs(now - np.sort(self.before)) <= self._bar(now)).all())
 
     def _round_is_over(self) -> bool:
         """Whether the leaders of the present round have converged, relative to themselves."""
@@ -183,7 +203,7 @@ class _Search:
         """The next vector: the remainder; or a new one where the remainder vanished or a round is over."""
         places = self.best
         over = len(places) == wanted and bool(self.small(places).all()) and (self.block == 0 or self._round_is_over())
-        if self.vanished or (over and (confirm or self.broken)):
+        if self.vanished or (over and (confirm or self.copies)):
             return self._new_round(places, wanted)
         size = len(self.basis)
         if size == self.room:

@@ -56,6 +56,7 @@ class Landscape(Probe):
         "NLL, weight_decay/2·‖w‖² and accuracy at w + a·d1 + b·d2, over augmented images; d1 and d2 Gaussian, each filter "
         "scaled to the norm of the filter it moves; parameters of one dimension and positions stay."
     )
+    lengthy: ClassVar[bool] = True
 
     points: int | Sequence[int] = 21
     extent: Sequence[float] | Sequence[Sequence[float]] = (-1.0, 1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from math import isfinite, isnan
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spatially.errors import UserError
+from spatially.observe.finite import first_not_finite
 from spatially.probes.base import Rows
 from spatially.probes.intervals import student, wilson
-from spatially.probes.weight_losses import Batches, Losses, penalty
+from spatially.probes.weight_losses import Batch, Batches, Losses, penalty
+from spatially.subject.subject import HALF
 
 if TYPE_CHECKING:
     from spatially.subject import Subject
@@ -59,7 +61,7 @@ class Measuring:
         self._path.move(*place)
         sums = self._losses.at(self._path.weights, self._batches)
         if not any(place):
-            check_origin(self._subject, sums[0])
+            check_origin(self._subject, self._batches, sums[0])
         l2 = penalty(self._path.squared_norms(*place), self._weight_decay, style=self._style)
         return outcome(sums, l2, self._batches.count)
 
@@ -90,11 +92,13 @@ def with_intervals(outcomes: xr.Dataset) -> xr.Dataset:
     return result
 
 
-def check_origin(subject: Subject, total: float) -> None:
+def check_origin(subject: Subject, batches: Iterable[Batch], total: float) -> None:
     """A model whose own loss is no number has no landscape."""
     if not isfinite(total):
-        advice = "try --dtype float32, or look at its weights and the images"
-        raise UserError(f"the loss of {subject.name} at its own weights is {total}; {advice}")
+        layer = next((found for images, _ in batches if (found := first_not_finite(subject, images))), None)
+        where = f": the output of {layer} is not finite" if layer else ""
+        advice = "try --dtype float32" if subject.dtype in HALF else "look at its weights and the images"
+        raise UserError(f"the loss of {subject.name} at its own weights is {total}{where}; {advice}")
 
 
 def check_weight_decay(value: float) -> float:

@@ -27,7 +27,7 @@ from spatially.probes import Probe
 from spatially.probes.base import Measurer
 from spatially.study.plan import Task, plan_table, speed
 from spatially.study.processes import Processes, fixed_threads
-from spatially.study.spec import Study
+from spatially.study.spec import ALL, Study
 from spatially.study.store import Store, read_dataset, slug, write_dataset
 from spatially.subject import load
 
@@ -55,6 +55,9 @@ def run_study(
         _show_plan(tasks, left, store, processes, console)
         for one in skipped:
             console.print(escape(str(one)), style="yellow")
+        if names := study.left_out:
+            ask = f"--probes {','.join([ALL, *names])}"
+            console.print(f"skipped {', '.join(names)}: long to measure; to have it too: {ask}", style="yellow")
         if dry_run:
             return store
         if processes.is_main:

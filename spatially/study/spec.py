@@ -8,7 +8,7 @@
     batch: 64
 
 ``probes: all`` is every probe that has something to measure in a model; ``probes: {all: {}, paste: {block: 8}}`` with options
-for one of them.
+for one of them. Lengthy ones (``hessian``, ``landscape``) are named beside it: ``probes: [all, landscape]``.
 """
 
 from __future__ import annotations
@@ -79,6 +79,12 @@ class Study:
         """Whether all probes are asked for, as far as they apply."""
         return ALL in self.probes
 
+    @property
+    def left_out(self) -> list[str]:
+        """The probes that ``all`` does not mean, since they take long, unless they are named beside it."""
+        named = {name.lower() for name in self.probes}
+        return [name for name, kind in PROBES.items() if self.everything and kind.lengthy and name not in named]
+
     def options_of(self, probe: str) -> Mapping[str, Any]:
         """The options that were given for one probe itself."""
         return next((options for name, options in self.probes.items() if name.lower() == probe), {})
@@ -90,8 +96,9 @@ class Study:
         own = {name: options for name, options in self.probes.items() if name != ALL}
         for name in own:
             probe_class(name)
-        wanted = {name: {**self.probes[ALL], **self.options_of(name)} for name in PROBES} if self.everything else own
-        for name, options in wanted.items():
+        if self.everything:
+            own = {name: {**self.probes[ALL], **self.options_of(name)} for name in PROBES if name not in self.left_out}
+        for name, options in own.items():
             kind = probe_class(name)
             _check_names(f"option of {kind.name}", options, [one.name for one in dataclasses.fields(kind)])  # type: ignore[arg-type]
             if not isinstance(options.get("seed", 0), int):

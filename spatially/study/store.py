@@ -38,7 +38,8 @@ def write_dataset(path: Path, dataset: xr.Dataset) -> None:
         if variable.size >= _COMPRESSED and variable.dtype.kind in "biuf"
     }
     buffer = BytesIO()
-    dataset.to_netcdf(buffer, engine="h5netcdf", encoding=encoding)
+    # Parts that were read remember how long their strings were, and would cut the longer ones of others.
+    dataset.drop_encoding().to_netcdf(buffer, engine="h5netcdf", encoding=encoding)
     write_whole(path, buffer.getvalue())
 
 

@@ -59,8 +59,8 @@ class Subject:
             self.model = self.model.to(memory_format=torch.channels_last)
         # `model` stays the plain module: observers read it, and its state dict keeps its names
         self._forward: Callable[[Tensor], Any] = torch.compile(self.model) if compile else self.model
-        self._mean = torch.tensor(preprocessing.mean, dtype=self._weights_dtype, device=device).view(3, 1, 1)
-        self._std = torch.tensor(preprocessing.std, dtype=self._weights_dtype, device=device).view(3, 1, 1)
+        self._moments = (preprocessing.mean, preprocessing.std)
+        self._mean, self._std = self._normalisation()
         self._known = classes or ClassNames()
         self._class_map = class_map
         self._model_answers = answers
@@ -151,9 +151,9 @@ class Subject:
         view = copy.copy(self)
         if dtype != self._weights_dtype:
             view.model = copy.deepcopy(self.model).to(dtype)
-            view._mean, view._std = self._mean.to(dtype), self._std.to(dtype)
         view.dtype = view._weights_dtype = dtype
         view._forward = view.model
+        view._mean, view._std = view._normalisation()
         return view
 
     def describe(self) -> dict[str, Any]:
@@ -172,6 +172,13 @@ class Subject:
     def __repr__(self) -> str:
         height, width = self.preprocessing.input_size
         return f"Subject({self.name}, {height}×{width}, {self.answers} answers, {self.dtype}, {self.device})"
+
+    def _normalisation(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation, rounded once, to the precision of the weights."""
+        mean, std = (
+            torch.tensor(one, dtype=self._weights_dtype, device=self.device).view(3, 1, 1) for one in self._moments
+        )
+        return mean, std
 
     def _run(self, normalised: Tensor) -> Tensor:
         with self.precision():

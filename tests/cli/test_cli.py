@@ -87,9 +87,10 @@ def test_all_probes_that_apply_and_what_was_skipped(run: Callable, tmp_path: Pat
     assert "skipped position_bias of resnet10t: resnet10t has no position embedding and no position bias" in " ".join(
         said.split()
     )
+    assert "skipped hessian: long to measure; to have it too: --probes all,hessian" in " ".join(said.split())
     found = {path.name.split(".")[1] for path in (tmp_path / "a" / "results").iterdir()}
-    assert found >= {"sensitivity", "paste", "receptive_field", "fourier", "variance"}
-    assert "position_bias" not in found
+    assert found >= {"sensitivity", "paste", "receptive_field", "fourier", "variance", "landscape"}
+    assert not found & {"position_bias", "hessian"}
     facts = load_dataset(tmp_path / "a" / "results" / "resnet10t.paste.nc", engine="h5netcdf").attrs
     assert "--probes all,paste,sensitivity" in facts["command"] or "--probes all,sensitivity,paste" in facts["command"]
     assert json.loads(facts["options"])["block"] == 8

@@ -66,6 +66,20 @@ def test_models_of_the_list_are_counted_alike_once_they_have_weights() -> None:
     assert {one.device.type for one in model.parameters()} == {"cpu"}
 
 
+def test_a_parameter_that_is_handed_on_from_layer_to_layer() -> None:
+    """As the class token of timm's PiT is: a view of it wants a gradient, even where none is recorded."""
+
+    class Token(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token, self.layer = nn.Parameter(torch.zeros(1, 3)), nn.Linear(3, 5)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.layer(self.token.expand(len(images), -1))
+
+    assert count_model(Token(), (4, 4)) == (15, 5)
+
+
 def test_a_model_that_reads_values_is_counted_for_real() -> None:
     class Curious(nn.Linear):
         def forward(self, images: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ TIMM = {
     "pit_ti_224": {"pos_embed"},
     "hiera_tiny_224": {"pos_embed"},
     "crossvit_tiny_240": {"pos_embed_0", "pos_embed_1"},
+    "tnt_s_legacy_patch16_224": {"pixel_pos", "patch_pos"},
 }
 ENDS = {
     "swin_tiny_patch4_window7_224": "relative_position_bias_table",

@@ -115,6 +115,22 @@ def test_a_sure_model_still_has_a_gradient() -> None:
     assert (signs == -1).all()
 
 
+@pytest.mark.parametrize("margin", [1.0, 40.0, 400.0])
+def test_how_sure_a_model_is_has_no_say_in_the_direction(margin: float) -> None:
+    """1 − p is 0 in float64 from a margin of 37 on; the gradient is that times (Σ q·w of the others − w of the true class)."""
+    torch.manual_seed(0)
+    weight, images = torch.randn(3, PIXELS), torch.rand(4, 3, 4, 4)
+    offset = margin - (images.flatten(1) @ weight.T)[:, :1]  # the true class is so far above about 0
+
+    def model(shown: Tensor) -> Tensor:
+        logits = shown.flatten(1) @ weight.T
+        return torch.cat([logits[:, :1] + offset, logits[:, 1:]], dim=1)
+
+    others = (images.flatten(1).double() @ weight[1:].double().T).softmax(dim=1) @ weight[1:].double()
+    expected = (others - weight[0].double()).sign().view(4, 3, 4, 4)
+    assert torch.equal(direction(model, images, torch.zeros(4, dtype=torch.int64)).double(), expected)
+
+
 def test_images_and_weights_are_as_before(subject: spatially.Subject) -> None:
     images = torch.rand(2, 3, 32, 32)
     before = images.clone()

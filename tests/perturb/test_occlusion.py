@@ -62,7 +62,7 @@ def test_what_does_not_fit(size: int, place: object) -> None:
         occlude(torch.rand(1, 3, 8, 8), size=size, place=place)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("place", ["left", (1,), (-1, 0), (0.5, 0)])
+@pytest.mark.parametrize("place", ["left", (1,), (-1, 0), (0.5, 0), (True, 0), None, 3])
 def test_a_place_that_means_nothing(place: object) -> None:
     with pytest.raises(UserError, match="place"):
         occlude(torch.rand(1, 3, 8, 8), size=2, place=place)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from spatially.data import Images
 from spatially.errors import UserError
 from spatially.probes import Cost
 from spatially.probes.cost import timed
+from spatially.probes.cost_figures import round_numbers
 from spatially.report.study import report_study
 from spatially.study import Study, run_study
 
@@ -149,6 +150,13 @@ def test_a_study_measures_once_and_reports(tmp_path: Path, monkeypatch: pytest.M
     assert marks == {name: [one["macs"].item() / 1e9, one["throughput"].item()] for name, one in results.items()}
     assert "batches of 4" in drawing.captions(results)["inference"]
     assert "cost_inference" in report_study(tmp_path).read_text()
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.085, 0.16), (5.5, 12), (22, 26), (99, 101), (0.3, 4000), (1.0, 100.0)])
+def test_an_axis_always_has_numbers_to_read_it_by(low: float, high: float) -> None:
+    ticks = round_numbers(low, high)
+    assert 3 <= len(ticks) <= 10
+    assert all(low <= one <= high for one in ticks)
 
 
 def test_one_piece_so_that_one_process_measures() -> None:

@@ -50,6 +50,23 @@ def test_whole_numbers_with_all_their_copies(
     assert found.converged.all()
 
 
+def test_small_eigenvalues_beside_a_huge_one() -> None:
+    bulk = np.random.default_rng(0).uniform(-1.5, 1.5, 300)
+    found = search(rotated([1000, 3, 2.5, 2, 1.8, *bulk]), count=5, tolerance=1e-3)
+    np.testing.assert_allclose(found.values, [1000, 3, 2.5, 2, 1.8], rtol=1e-3)
+    assert found.converged.all()
+
+
+def test_the_many_zeros_at_the_end_of_a_convex_spectrum() -> None:
+    eigenvalues = [14, 13, 10, 0.6, *np.linspace(0.05, 0.3, 30), *([0] * 200)]
+    for sign in (1, -1):
+        matrix = sign * rotated(eigenvalues)
+        found = search(matrix, count=4, which=BOTH_ENDS, tolerance=1e-3)
+        np.testing.assert_allclose(np.sort(sign * found.values)[::-1], [14, 13, 10, 0.6, 0, 0, 0, 0], atol=1e-3)
+        assert found.converged.all()
+        assert not search(matrix, count=4, which=BOTH_ENDS, tolerance=1e-3, products=20).converged.all()
+
+
 @pytest.mark.parametrize("room", [12, 17, 64, 400])
 @pytest.mark.parametrize("which", [MAGNITUDE, BOTH_ENDS])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -223,7 +223,10 @@ def test_nan_away_from_the_origin_is_kept_and_said() -> None:
 
 def test_nan_at_the_origin_is_an_error() -> None:
     subject = load(Fragile(broken=True))
-    with pytest.raises(UserError, match="the loss of small at its own weights is nan"):
+    with pytest.raises(
+        UserError,
+        match=r"the loss of small at its own weights is nan: the output of .* is not finite; look at its weights",
+    ):
         Landscape(points=3).run(subject, pictures(subject), batch=8)
 
 

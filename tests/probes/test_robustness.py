@@ -191,6 +191,9 @@ def test_folders_that_are_not_what_they_should_be(tmp_path: Path) -> None:
     np.save(mask, np.full((4, 4, 3), 7))
     with pytest.raises(UserError, match=r"must be \(height, width\) of 0 and 1"):
         run(backgrounds=str(folder))
+    mask.write_bytes(b"no array")
+    with pytest.raises(UserError, match=r"n0\.npy is not a whole \.npy file of numbers"):
+        run(backgrounds=str(folder))
     np.save(mask.with_name("lost.npy"), np.zeros((16, 16), bool))
     with pytest.raises(UserError, match=r"1 masks have no photograph.*lost\.npy"):
         run(backgrounds=str(folder))

@@ -81,10 +81,21 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 def test_all_probes_with_options_for_one() -> None:
     study = make_study(models="a", data="shapes", probes={"all": {"seed": 3}, "paste": {"block": 8}})
     made = {probe.name: probe for probe in study.make_probes()}
-    assert list(made) == list(PROBES)
+    assert list(made) == [name for name in PROBES if name not in study.left_out]
     assert {probe.seed for probe in made.values()} == {3}
     assert made["paste"].options()["block"] == 8
     assert "--probes all,paste" in study.command()
     assert make_study(models="a", data="shapes", probes="all").everything
     with pytest.raises(UserError, match="unknown option of all 'block'"):
         make_study(models="a", data="shapes", probes={"all": {"block": 8}})
+
+
+def test_lengthy_probes_are_named_beside_all() -> None:
+    study = make_study(models="a", data="shapes", probes="all")
+    assert study.left_out == ["hessian", "landscape"]
+    assert {probe.name for probe in study.make_probes()} == set(PROBES) - {"hessian", "landscape"}
+    study = make_study(models="a", data="shapes", probes={"all": {"seed": 3}, "Landscape": {}})
+    assert study.left_out == ["hessian"]
+    assert {probe.name: probe.seed for probe in study.make_probes()}["landscape"] == 3
+    alone = make_study(models="a", data="shapes", probes=["hessian"])
+    assert (alone.left_out, [probe.name for probe in alone.make_probes()]) == ([], ["hessian"])

@@ -38,6 +38,16 @@ def test_same_dataset_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
+def test_strings_of_joined_parts_stay_whole(tmp_path: Path) -> None:
+    """A string of the first part is the shorter one, and what is read knows its length."""
+    names = ["cat/cat1-dog1.png", "cat/cat1-elephant12.png"]
+    for number, name in enumerate(names):
+        write_dataset(tmp_path / f"{number}.nc", xr.Dataset({"file": ("image", [name])}))
+    parts = [read_dataset(tmp_path / f"{number}.nc") for number in range(2)]
+    write_dataset(tmp_path / "joined.nc", xr.concat(parts, dim="image"))
+    assert read_dataset(tmp_path / "joined.nc").file.values.tolist() == names
+
+
 @pytest.mark.parametrize("keep", [0, 10, 1000, -1])
 def test_a_file_cut_short_is_damaged(keep: int, tmp_path: Path) -> None:
     path = tmp_path / "result.nc"

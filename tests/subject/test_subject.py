@@ -90,6 +90,13 @@ def test_double_precision(images):
     torch.testing.assert_close(logits.float(), expected(Small(), images))
 
 
+def test_computing_in_double_precision_normalises_in_it(images):
+    found = subject_of(Small()).computing_in(torch.float64).normalise(images)
+    wanted = torch.stack([(images[:, c].double() - MEAN[c]) / STD[c] for c in range(3)], dim=1)
+    torch.testing.assert_close(found, wanted, rtol=1e-14, atol=1e-15)
+    torch.testing.assert_close(found, subject_of(Small(), dtype=torch.float64).normalise(images), rtol=0, atol=0)
+
+
 def test_channels_last_changes_only_the_layout(images):
     subject = subject_of(Small(), channels_last=True)
     assert subject.normalise(images).is_contiguous(memory_format=torch.channels_last)
