@@ -5,8 +5,12 @@ holes that are never filled again, and a sweep over many images grows as if it k
 """
 
 import ctypes
+import time
 from collections.abc import Callable
 from functools import cache
+
+_EVERY = 1.0  # seconds; what is let go has to be fetched again
+_last = float("-inf")
 
 
 @cache
@@ -18,7 +22,9 @@ def _malloc_trim() -> Callable[[int], int] | None:
 
 
 def trim() -> None:
-    """Let go of freed memory, where the C library can."""
-    release = _malloc_trim()
-    if release is not None:
+    """Let go of freed memory, where the C library can, once a second at most."""
+    global _last
+    release, now = _malloc_trim(), time.monotonic()
+    if release is not None and now - _last >= _EVERY:
         release(0)
+        _last = now

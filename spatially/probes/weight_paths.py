@@ -12,7 +12,8 @@ first dimension instead, one for every index of the others, with 1e-7 added to t
 The line: :math:`(1 - t)\,w_0 + t\,w_1` for all parameters, and for running statistics with t cut to 0..1, since a variance
 beyond its ends may be negative.
 
-All that moves lies in one buffer. A point is one pass over it, allocates nothing, and the model reads views of it.
+All that moves lies in one buffer. A point is one pass over it, allocates nothing, and the model reads views of it; a row of
+the plane is one more.
 """
 
 from __future__ import annotations
@@ -77,16 +78,18 @@ class Plane:
             layout.filled({name: direction(name, one, number, seed=seed, style=style) for name, one in moved.items()})
             for number in range(2)
         ]
-        self._buffer = layout.empty(self._start)
+        self._buffer, self._base, self._row = layout.empty(self._start), layout.empty(self._start), float("nan")
         self.weights = layout.views(self._buffer)
         self.directions = [layout.views(flat) for flat in self._directions]
         rest = [parameter for name, parameter in own.items() if name not in moved]
         self._products = inner_products([layout.views(flat) for flat in (self._start, *self._directions)], rest)
 
     def move(self, a: float, b: float) -> None:
-        """To w + a·d₁ + b·d₂."""
-        torch.add(self._start, self._directions[0], alpha=a, out=self._buffer)
-        self._buffer.add_(self._directions[1], alpha=b)
+        """To w + a·d₁ + b·d₂. Points of one row, with the same a, share its first half."""
+        if a != self._row:
+            torch.add(self._start, self._directions[0], alpha=a, out=self._base)
+            self._row = a
+        torch.add(self._base, self._directions[1], alpha=b, out=self._buffer)
 
     def squared_norms(self, a: float, b: float) -> Tensor:
         """‖w‖² of each parameter at a point, float64, from inner products that were taken once."""
