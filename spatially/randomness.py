@@ -56,6 +56,21 @@ def element_bits(key: int, index: Tensor, count: int) -> Tensor:
     return _mix(image_bits(key, index)[:, None] + steps)
 
 
+def combine(bits: Tensor, keys: Tensor) -> Tensor:
+    """One 64-bit number for each pair of ``bits`` ``(B,)`` and ``keys`` ``(K,)``: int64 ``(B, K)``."""
+    return _mix(bits[:, None] + keys)
+
+
+def keys_of(seed: int, *purposes: str | int, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """``count`` streams of one purpose as the keys that :func:`combine` takes."""
+    return torch.tensor([_signed(stream(seed, *purposes, number)) for number in range(count)], device=device)
+
+
+def uniform(bits: Tensor) -> Tensor:
+    """Float32 numbers from 0 up to but not including 1, on 2²⁴ levels, from the upper bits: the same on every device."""
+    return _shift_right(bits, 40).to(torch.float32) * (1 / (1 << 24))
+
+
 def below(bits: Tensor, bound: int) -> Tensor:
     """Integers 0 … bound − 1 from the upper 32 of 64 bits (bias below bound / 2³²)."""
     return (_shift_right(bits, 32) * bound) >> 32

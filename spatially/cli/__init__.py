@@ -1,4 +1,4 @@
-"""The command line: ``spatially demo | probe | report | look | anatomy | models | probes``."""
+"""The command line: ``spatially demo | probe | report | look | anatomy | train | sweep | models | probes | recipes``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except WriteError as error:
         code = _say(errors, str(error.strerror), 1, speaks)
     except (KeyboardInterrupt, typer.Abort):
-        code = _say(errors, "stopped; a study goes on from here with the same command", 130, speaks)
+        code = _say(errors, "stopped; the same command goes on from here", 130, speaks)
     except typer.Exit as stop:
         code = stop.exit_code
     leave()

@@ -25,11 +25,13 @@ def models(
     import torchvision
 
     import spatially.models as own
+    from spatially.models.demo import DEMO, PREFIX, trained
 
     # Names with a dot say which trained weights; there are many, so they are listed when asked for.
     known = timm.list_models(pretrained=True) if "." in pattern else timm.list_models()
     ours = [*own.CALIBRATORS, *own.CARDS]
-    others = {name: "timm" for name in known if name not in ours}
+    others = {PREFIX + name: f"this package, trained: {DEMO[name].what}" for name in trained()}
+    others |= {name: "timm" for name in known if name not in ours}
     others |= {f"torchvision/{name}": "torchvision" for name in torchvision.models.list_models()}
     if pattern and not any(fnmatch(name, pattern) for name in [*ours, *others]):
         raise unknown("model", pattern, [*ours, *others], hint="(patterns take wildcards: 'swin*')")
@@ -38,7 +40,8 @@ def models(
         console.print(_own_models(chosen))
     if not pattern:
         console.print(
-            "and every model of timm and torchvision: spatially models 'resnet*'; Hugging Face: hf/REPO or a folder"
+            "and every model of timm and torchvision: spatially models 'resnet*'; small trained ones: spatially models "
+            "'demo/*'; Hugging Face: hf/REPO or a folder"
         )
     elif chosen := [name for name in others if fnmatch(name, pattern)]:
         table = Table(Column("model", overflow="fold"), "source")

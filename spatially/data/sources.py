@@ -36,6 +36,10 @@ def open_source(source: str | Path, *, root: str | Path | None, split: str) -> S
     text = str(source)
     if text.startswith(READERS):
         return _open_reader(text, root=root, split=split)
+    if text.endswith(".parquet"):
+        from spatially.data.parquet import Shards
+
+        return Shards(text)
     path = Path(text.removeprefix("folder/") if text.startswith("folder/") and not Path(text).exists() else text)
     if not path.exists():
         raise UserError(
@@ -95,6 +99,10 @@ class Folder:
 
     def __len__(self) -> int:
         return len(self._reader)
+
+    def labels(self) -> list[int]:
+        """Every image's class, from its folder."""
+        return [label for _, label in self._reader.samples]
 
     def name(self, number: int) -> str:
         return str(self._reader.filename(number))

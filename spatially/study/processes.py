@@ -11,7 +11,7 @@ import torch
 from accelerate import PartialState
 
 # Decoding a large set may keep the others waiting; a process that died is noticed by the launcher.
-_PATIENCE = timedelta(days=2)
+PATIENCE = timedelta(days=2)
 
 
 class Processes:
@@ -19,7 +19,7 @@ class Processes:
 
     def __init__(self, *, cpu: bool = False) -> None:
         many = int(os.environ.get("WORLD_SIZE", "1")) > 1
-        self._state = PartialState(cpu=cpu, **({"timeout": _PATIENCE} if many else {}))
+        self._state = PartialState(cpu=cpu, **({"timeout": PATIENCE} if many else {}))
         self.rank: int = self._state.process_index
         self.count: int = self._state.num_processes
         self.device: torch.device = self._state.device

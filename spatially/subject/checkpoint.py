@@ -4,7 +4,7 @@ import argparse
 import pickle
 import pickletools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +34,30 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     return {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
 
 
-def load_checkpoint(model: nn.Module, path: str | Path) -> None:
-    """Put the weights in a file into a model; every weight must be there and fit."""
+def load_checkpoint(model: nn.Module, path: str | Path, *, keep: Sequence[str] = ()) -> None:
+    """Put the weights in a file into a model; every weight must be there and fit.
+
+    Parts of the model named in `keep`, such as the head of another data set, stay as they are, whatever the file has there.
+    """
     weights = _without_prefixes(read_checkpoint(path), model)
-    if not _differences(model, weights):
-        model.load_state_dict(weights)
+    kept = _kept(model, weights, keep)
+    if not _differences(model, kept):
+        model.load_state_dict(kept)
         return
     # weights as their authors published them: families know how to rename and resize them
     renamed = _filtered(model, weights)
+    renamed = None if renamed is None else _kept(model, renamed, keep)
     if renamed is not None and not _differences(model, renamed):
         model.load_state_dict(renamed)
         return
-    raise UserError(f"checkpoint: {path} does not fit the model: {'; '.join(_differences(model, weights))}")
+    raise UserError(f"checkpoint: {path} does not fit the model: {'; '.join(_differences(model, kept))}")
+
+
+def _kept(model: nn.Module, weights: Mapping[str, Tensor], keep: Sequence[str]) -> dict[str, Tensor]:
+    """The weights, with the model's own for the parts that it keeps."""
+    parts = tuple(f"{part}." for part in keep)
+    others = {name: value for name, value in weights.items() if not name.startswith(parts)}
+    return others | {name: value for name, value in model.state_dict().items() if name.startswith(parts)}
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ def build(name: str, request: Request) -> Built:
     if request.num_classes is not None:
         options["num_classes"] = request.num_classes
     if not name.startswith(PREFIXES):
-        _check_name(name)
+        check_name(name)
         configuration = timm.get_pretrained_cfg(name)
         # these models hold tables as large as the image; the others take any size as they are
         if request.input_size is not None and configuration is not None and configuration.fixed_input_size:
@@ -61,7 +61,8 @@ def class_names(model: nn.Module) -> ClassNames:
     return imagenet(number) if number else ClassNames()
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """That timm has a model, and weights, of this name."""
     import timm
 
     architecture, _, tag = name.partition(".")

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from spatially.errors import UserError, first_line
-from spatially.subject import from_huggingface, from_python, from_timm, from_torchvision
+from spatially.subject import from_demo, from_huggingface, from_python, from_timm, from_torchvision
 from spatially.subject.checkpoint import load_checkpoint
 from spatially.subject.classes import read_class_map
 from spatially.subject.preprocessing import size
@@ -50,7 +51,7 @@ def load(
     """Make a model measurable.
 
     Args:
-        model: a timm name (`resnet50.a1_in1k`), `torchvision/NAME`, `hf/REPO`, a folder written by Hugging Face,
+        model: a timm name (`resnet50.a1_in1k`), `demo/NAME`, `torchvision/NAME`, `hf/REPO`, a folder of a trained model,
             `package.module:callable` (the current directory is importable), or an `nn.Module`. A module is not copied:
             it is moved to the device and set to eval mode.
         pretrained: with the weights its library offers, else random ones drawn from `seed`.
@@ -120,6 +121,8 @@ def _build(model: str | nn.Module, request: Request) -> Built:
         raise UserError(f"model: must be a name or a torch.nn.Module, got {type(model).__name__}")
     if model.startswith(from_timm.PREFIXES):
         return from_timm.build(model, request)
+    if model.startswith(from_demo.PREFIX):
+        return from_demo.build(model, request)
     if model.startswith(from_torchvision.PREFIX):
         return from_torchvision.build(model, request)
     if model.startswith("hf/timm/"):  # timm's own repositories, which transformers would only wrap
@@ -142,7 +145,7 @@ def _build_folder(folder: str, request: Request) -> Built:
     except (OSError, ValueError) as error:
         raise UserError(f"model: the folder {folder} has no readable config.json, so it holds no model") from error
     if "architecture" in configuration and "model_type" not in configuration:
-        return from_timm.build(f"local-dir:{os.fspath(folder)}", request)
+        return replace(from_timm.build(f"local-dir:{os.fspath(folder)}", request), name=os.fspath(folder))
     return from_huggingface.build(folder, request)
 
 

@@ -252,7 +252,19 @@ def test_full_disk_is_one_line(run: Callable, tmp_path: Path, monkeypatch: pytes
 
 
 def test_demo_calibrates_the_ruler(run: Callable, tmp_path: Path) -> None:
-    code, _, _ = run("demo", "--out", tmp_path, "--limit", 240, "--device", "cpu")
+    code, _, _ = run(
+        "demo",
+        "--models",
+        "calibrators",
+        "--probes",
+        "sensitivity,paste",
+        "--out",
+        tmp_path,
+        "--limit",
+        240,
+        "--device",
+        "cpu",
+    )
     assert code == 0
     assert (tmp_path / "report.html").exists()
     bag = load_dataset(tmp_path / "results" / "bag_of_patches.sensitivity.nc", engine="h5netcdf")

@@ -136,3 +136,15 @@ def test_published_names_go_through_timms_filter(tmp_path):
     load_checkpoint(model, tmp_path / "vit.pth")
     assert torch.equal(model.head.weight, large.head.weight)
     assert model.pos_embed.shape == (1, 37, 24)
+
+
+def test_a_part_that_is_kept_stays_as_it_is(tmp_path):
+    saved = timm.create_model("resnet10t", num_classes=3)
+    save_file(saved.state_dict(), tmp_path / "resnet.safetensors")
+    model = timm.create_model("resnet10t", num_classes=5)
+    head = model.fc.weight.clone()
+    load_checkpoint(model, tmp_path / "resnet.safetensors", keep=["fc"])
+    assert torch.equal(model.fc.weight, head)
+    assert torch.equal(model.conv1[0].weight, saved.conv1[0].weight)
+    with pytest.raises(UserError, match="does not fit the model"):
+        load_checkpoint(model, tmp_path / "resnet.safetensors")

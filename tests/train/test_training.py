@@ -1,0 +1,258 @@
+"""`spatially train` and `spatially recipes` as a user meets them."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import spatially
+from spatially.data.shapes import Shapes
+from spatially.train.guard import Stopped
+from spatially.train.library import as_yaml, read_recipe, recipe_names
+from spatially.train.loop import History
+from spatially.train.training import train
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+Run = Callable[..., tuple[int, str, str]]
+CNN = {"depths": (1,), "attention_depths": (0,), "widths": (8,), "heads": (1,)}
+TINY = {"embed_dim": 16, "num_heads": 2, "depth": 1}
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Callable[..., Path]:
+    """A folder of class folders with generated images of 32×32."""
+
+    def make(*, classes: int, each: int, parts: tuple[str, ...] = ("",)) -> Path:
+        root = tmp_path / "pictures"
+        shapes = Shapes(size=32, families=4, arrangements=3)
+        for number, part in enumerate(parts):
+            for label in range(classes):
+                folder = root / part / f"class{label:03d}"
+                folder.mkdir(parents=True)
+                index = torch.arange(each) * 12 + label % 12 + 12 * each * number
+                for place, pixels in enumerate(shapes.images(index)[0]):
+                    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(folder / f"{place}.png")
+        return root
+
+    return make
+
+
+def arguments(values: dict[str, Any]) -> list[str]:
+    return [word for name, value in values.items() for word in ("--model-arg", f"{name}={json.dumps(value)}")]
+
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "distill": ("pit_tiny_distilled", {"dims": (8, 16, 32), "heads": (1, 2, 4), "depths": (1, 1, 1)}),
+    "park-cifar": ("vit_tiny_patch16_224", TINY),
+    "kim-finetune": ("vit_small_relposmlp_gab", {**TINY, "patch_size": 8}),
+    "swin": ("swin_tiny_m", {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2), "window_size": 3}),
+}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_two_epochs_of_each_recipe(name: str, run: Run, tmp_path: Path) -> None:
+    model, small = MODELS.get(name, ("alternet_18", CNN))
+    more: list[object] = []
+    if name == "kim-finetune":
+        start = timm.create_model(model, num_classes=9, img_size=32, **small)
+        save_file(start.state_dict(), tmp_path / "start.safetensors")
+        more = ["--checkpoint", tmp_path / "start.safetensors"]
+    if name == "distill":
+        more = ["--set", f"distillation.teacher={tiny_training(tmp_path / 'teacher')}"]
+    code, out, error = run(
+        "train", model, "--recipe", name, "--data", "shapes", "--input-size", 32, "--limit", 24, "--batch", 12,
+        "--epochs", 2, "--device", "cpu", "--out", tmp_path / "out", *arguments(small), *more,
+    )  # fmt: skip
+    assert code == 0, error
+    assert "trained: " in out
+    rows = list(csv.DictReader((tmp_path / "out" / "log.csv").open()))
+    expected = read_recipe(name).within(2)
+    assert len(rows) == expected.total_epochs
+    assert all(np.isfinite(float(row["train_loss"])) for row in rows)
+    trained = read_recipe(tmp_path / "out" / "recipe.yaml")
+    assert trained.run.precision == "fp32"
+    assert trained.augmentation == expected.augmentation
+    assert trained.schedule == expected.schedule
+    subject = spatially.load(str(tmp_path / "out"), device="cpu")
+    assert subject.preprocessing.input_size == (32, 32)
+    assert subject.answers == 12
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(value, saved[key]) for key, value in subject.model.state_dict().items())
+
+
+def tiny_training(out: Path) -> Path:
+    """A trained folder in a moment."""
+    options: dict[str, Any] = {"epochs": 1, "settings": {"batch": 12}, "size": 32, "limit": 12, "device": "cpu"}
+    return train("alternet_18", "vanilla", "shapes", out, arguments=CNN, quiet=True, **options)
+
+
+def test_a_hundred_class_folders_from_a_cold_start(
+    run: Run, pictures: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but model, recipe and data; the set has no split, so it is cut by the seed."""
+    root = pictures(classes=100, each=10)
+    monkeypatch.chdir(tmp_path)
+    changes = {"initialisation.pretrained": False, "model.input_size": 32, "model.arguments": CNN}
+    mine = read_recipe("kim-finetune").within(1).override(changes)
+    Path("mine.yaml").write_text(as_yaml(mine))
+    code, _, error = run("train", "alternet_18", "--recipe", "mine.yaml", "--data", root)
+    assert code == 0, error
+    assert "100 classes" in error
+    assert "640 images" in error  # ten batches of 64 from 700
+    out = Path("runs/alternet_18-kim-finetune")
+    assert "runs/alternet_18-kim-finetune" in error
+    card = (out / "README.md").read_text()
+    assert "test accuracy" in card  # the remaining 15 %
+    assert json.loads((out / "config.json").read_text())["label_names"][99] == "class099"
+
+
+def test_a_folder_with_train_and_val_is_taken_as_it_is(run: Run, pictures: Callable[..., Path], tmp_path: Path) -> None:
+    root = pictures(classes=3, each=6, parts=("train", "val"))
+    code, _, error = run(
+        "train", "alternet_18", "--recipe", "vanilla", "--data", root, "--epochs", 1, "--batch", 6, "--input-size", 32,
+        "--device", "cpu", "--out", tmp_path / "out", *arguments(CNN),
+    )  # fmt: skip
+    assert code == 0, error
+    assert "3 classes" in error
+    assert "18 images" in error
+    subject = spatially.load(str(tmp_path / "out"), device="cpu")
+    images = spatially.open_images(root / "val", subject)
+    answers = subject(torch.from_numpy(images.pixels.copy()).float() / 255).argmax(dim=1).numpy()
+    row = list(csv.DictReader((tmp_path / "out" / "log.csv").open()))[-1]
+    assert float(row["validation_accuracy"]) == pytest.approx(float((answers == images.labels).mean()))
+
+
+def test_the_same_command_again_goes_on_and_another_recipe_does_not(run: Run, tmp_path: Path) -> None:
+    words = ["train", "alternet_18", "--recipe", "vanilla", "--data", "shapes", "--epochs", 1, "--batch", 12]
+    words += ["--input-size", 32, "--limit", 24, "--device", "cpu", "--out", tmp_path / "out", *arguments(CNN)]
+    assert run(*words)[0] == 0
+    before = (tmp_path / "out" / "model.safetensors").read_bytes()
+    assert run(*words)[0] == 0
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
+    code, _, error = run(*words, "--set", "optimiser.lr=0.1")
+    assert code == 2
+    assert "another recipe" in error
+    code, _, error = run(*words, "--resume", "never")
+    assert code == 2
+    assert "holds a training already" in error
+
+
+BAD: list[tuple[list[object], str]] = [
+    (["--recipe", "vanila"], "unknown recipe 'vanila': did you mean 'vanilla'"),
+    (["--set", "optimser.lr=1"], "unknown key 'optimser.lr': did you mean 'optimiser.lr'"),
+    (["--set", "optimiser.lr=fast"], "optimiser.lr must be a number above 0, but came as 'fast'"),
+    (["--batch", 25], "batch must be at most the 24 training images, but came as 25"),
+    (["--epochs", 0], "epochs must be a whole number of at least 1"),
+    (["--model-arg", "depth=3"], "does not take these"),
+    (["--model-arg", "depth"], "--model-arg takes KEY=VALUE"),
+    (["--data", "nowhere"], "there is no folder nowhere"),
+    (["--out", "/proc/run"], "--out /proc/run cannot be written"),
+    (["--checkpoint", "nothing.safetensors"], "there is no file nothing.safetensors"),
+    (["--device", "tpu"], "device must be auto, cpu or cuda"),
+    (["--tracker", "tensorbord"], "unknown tracker 'tensorbord': did you mean 'tensorboard'"),
+    (["--resume", "nowhere"], "holds no checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD, ids=[f"{words[0]}-{words[1]}" for words, _ in BAD])
+def test_a_mistake_is_told_before_the_first_step(words: list[object], message: str, run: Run, tmp_path: Path) -> None:
+    given: dict[str, object] = {
+        "--recipe": "vanilla", "--data": "shapes", "--input-size": 32, "--limit": 24, "--batch": 12, "--epochs": 1,
+        "--device": "cpu", "--out": tmp_path / "out",
+    }  # fmt: skip
+    changed = dict(zip(words[::2], words[1::2], strict=True))
+    same = {key: value for key, value in given.items() if key not in changed}
+    options = [word for pair in (same | changed).items() for word in pair]  # type: ignore[operator]
+    code, _, error = run("train", "alternet_18", *arguments(CNN), *options)
+    assert code == 2
+    assert message in error
+    assert not (tmp_path / "out" / "log.csv").exists()
+
+
+def test_a_size_and_a_checkpoint_of_another_model_are_told_before_the_first_step(run: Run, tmp_path: Path) -> None:
+    words = ["train", "swin_tiny", "--recipe", "vanilla", "--data", "shapes", "--limit", 24, "--batch", 12, "--device"]
+    words += ["cpu", "--out", tmp_path / "out", *arguments({"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2)})]
+    code, _, error = run(*words, "--input-size", 34)
+    assert code == 2
+    assert "swin_tiny cannot take images of 34×34" in error
+    save_file(timm.create_model("resnet10t").state_dict(), tmp_path / "other.safetensors")
+    code, _, error = run(*words, "--input-size", 32, "--checkpoint", tmp_path / "other.safetensors")
+    assert code == 2
+    assert "other.safetensors does not fit the model" in error
+    assert not (tmp_path / "out" / "log.csv").exists()
+
+
+def test_folders_that_cannot_be_trained_on(run: Run, pictures: Callable[..., Path], tmp_path: Path) -> None:
+    root = pictures(classes=2, each=3)
+    words = ["train", "alternet_18", "--recipe", "vanilla", "--data", root, "--batch", 2, "--out", tmp_path / "out"]
+    (root / "class002").mkdir()
+    code, _, error = run(*words)
+    assert (code, "without images: class002" in error) == (2, True)
+    (root / "class002").rmdir()
+    (root / "class001").rename(tmp_path / "away")
+    code, _, error = run(*words)
+    assert (code, "has one class, 'class000'" in error) == (2, True)
+
+
+def test_too_little_memory_is_told_before_the_first_step(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spatially.train.training.free_memory", lambda device: 400_000)
+    code, _, error = run(
+        "train", "alternet_18", "--recipe", "vanilla", "--data", "shapes", "--input-size", 32, "--limit", 64, "--batch",
+        64, "--device", "cpu", "--out", tmp_path / "out", *arguments(CNN),
+    )  # fmt: skip
+    assert code == 2
+    assert "give --accumulation" in error
+
+
+@pytest.mark.parametrize("code", [0, 130])
+def test_a_training_that_was_asked_to_stop_ends_with_its_code(
+    code: int, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*given: Any, **options: Any) -> None:
+        raise Stopped(code)
+
+    monkeypatch.setattr("spatially.train.training.fit", stopped)
+    found, _, error = run(
+        "train", "alternet_18", "--recipe", "vanilla", "--data", "shapes", "--input-size", 32, "--limit", 24, "--batch",
+        12, "--device", "cpu", "--out", tmp_path / "out", *arguments(CNN),
+    )  # fmt: skip
+    assert found == code
+    assert "error" not in error
+
+
+def test_a_recipe_that_finds_nothing_in_a_model_says_so(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spatially.train.training.fit", lambda *given, **options: History((), tmp_path))
+    words = ["--recipe", "park-cifar", "--data", "shapes", "--limit", 96, "--device", "cpu", "--out", tmp_path]
+    code, _, error = run("train", "resnet10t", *words)
+    assert code == 0, error
+    assert "resnet10t takes nothing of what the recipe asks of a model (patch_size, stem)" in error
+    code, _, error = run("train", "vit_tiny_patch16_224", *words, *arguments(TINY))
+    assert code == 0, error
+    assert "takes nothing" not in error
+
+
+def test_recipes_are_listed_and_printed_in_full(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run("recipes")
+    assert code == 0
+    assert all(name in out for name in recipe_names())
+    code, out, _ = run("recipes", "deit", "--set", "batch=256")
+    assert code == 0
+    assert out.startswith("# deit: ")
+    assert "# in force: lr 0.00025 at a batch of 256, 300 epochs in all" in out
+    (tmp_path / "mine.yaml").write_text(out)
+    printed = read_recipe(tmp_path / "mine.yaml")
+    assert printed.learning_rate == pytest.approx(2.5e-4)
+    assert printed == read_recipe("deit").override({"batch": 256}).resolve()
