@@ -66,7 +66,7 @@ def keys_of(seed: int, *purposes: str | int, count: int, device: torch.device | 
     return torch.tensor([_signed(stream(seed, *purposes, number)) for number in range(count)], device=device)
 
 
-def uniform(bits: Tensor) -> Tensor:
+def fraction(bits: Tensor) -> Tensor:
     """Float32 numbers from 0 up to but not including 1, on 2²⁴ levels, from the upper bits: the same on every device."""
     return _shift_right(bits, 40).to(torch.float32) * (1 / (1 << 24))
 

@@ -51,10 +51,18 @@ class Log:
         self._progress.stop()
 
     def start(self, step: int, steps: int, rows: Sequence[Row]) -> None:
-        """At `step` of `steps`: forget what was written after it."""
+        """At `step` of `steps`, with these epochs behind: forget what was written after it.
+
+        A checkpoint may stand between an epoch's last step and its evaluation, whose line then comes again.
+        """
         if not self.active:
             return
-        kept = [record for record in self._records() if record["step"] <= step]
+        epochs = {row["epoch"] for row in rows}
+        kept = [
+            record
+            for record in self._records()
+            if record["step"] <= step and (record["kind"] != "epoch" or record["epoch"] in epochs)
+        ]
         write_whole(self.out / "log.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
         self._write_rows(rows)
         self._progress.update(self._task, completed=step, total=steps)

@@ -160,6 +160,8 @@ def _child(out: Path, options: argparse.Namespace, interruption: tuple[int, floa
     child = os.fork()
     if child == 0:
         code = 1
+        # Before and after the training, while nothing is to be saved, a child just goes.
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
         try:
             train(out, options)
             code = 0

@@ -28,5 +28,5 @@ class Draws:
         self._keys = torch.cat(keys) if keys else torch.empty(0, dtype=torch.int64, device=device)
 
     def __call__(self, state: Tensor) -> dict[str, Tensor]:
-        numbers = randomness.uniform(randomness.combine(state, self._keys))
+        numbers = randomness.fraction(randomness.combine(state, self._keys))
         return dict(zip(self._counts, numbers.split(list(self._counts.values()), dim=1), strict=True))

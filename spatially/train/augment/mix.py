@@ -29,7 +29,7 @@ def mixing(seed: int, epoch: int, steps: int, size: tuple[int, int], augmentatio
     if not (augmentation.mixup or augmentation.cutmix) or not steps:
         return torch.from_numpy(table).float()
     state = randomness.image_bits(randomness.stream(seed, "mix", epoch), torch.arange(steps))
-    numbers = randomness.uniform(randomness.combine(state, randomness.keys_of(seed, "mix", count=5)))
+    numbers = randomness.fraction(randomness.combine(state, randomness.keys_of(seed, "mix", count=5)))
     whether, which, ratio, down, across = numbers.double().numpy().T
     cut = which < augmentation.mix_switch
     if not (augmentation.mixup and augmentation.cutmix):
