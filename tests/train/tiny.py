@@ -157,11 +157,13 @@ def train_with_interruptions(out: Path, options: argparse.Namespace) -> dict[str
 def _child(out: Path, options: argparse.Namespace, interruption: tuple[int, float] | None) -> tuple[int, int]:
     """Train in a child process; its exit status, negative for a signal, and the step it began from."""
     start = starting_point(out, "auto")
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     child = os.fork()
     if child == 0:
         code = 1
         # Before and after the training, while nothing is to be saved, a child just goes.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         try:
             train(out, options)
             code = 0
@@ -171,6 +173,7 @@ def _child(out: Path, options: argparse.Namespace, interruption: tuple[int, floa
             traceback.print_exc()
         finally:
             os._exit(code)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     if interruption is not None:
         time.sleep(interruption[1])
         os.kill(child, interruption[0])
