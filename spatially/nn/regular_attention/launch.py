@@ -38,10 +38,11 @@ def launch_for(kernel: str, query: Tensor, bias: Tensor | None, window: int, bor
 @lru_cache(maxsize=1024)
 def _launch(
     kernel: str, shape: torch.Size, dtype: torch.dtype, device: torch.device, biased: bool, window: int, border: str,
-    tile: Shape | None,
+    forced: Shape | None,
 ) -> "Launch":  # fmt: skip
+    # `choose` asks for a forced shape as well; here it only keeps its launches apart.
     problem = Problem(kernel, shape[1], shape[2], window, shape[4], dtype.itemsize, biased)
-    return Launch(kernel, tuple(shape), dtype, device, biased, window, border, tile or choose(problem, _chip(device)))
+    return Launch(kernel, tuple(shape), dtype, device, biased, window, border, choose(problem, _chip(device)))
 
 
 @lru_cache

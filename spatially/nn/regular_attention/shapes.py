@@ -78,9 +78,13 @@ def forced_shape(kernel: str) -> Shape | None:
     return _FORCED.get(kernel)
 
 
-@lru_cache(maxsize=4096)
 def choose(problem: Problem, chip: str) -> Shape:
     """The shape for a problem on a chip."""
+    return forced_shape(problem.kernel) or _looked_up(problem, chip)
+
+
+@lru_cache(maxsize=4096)
+def _looked_up(problem: Problem, chip: str) -> Shape:
     rows = [row for row in _rows(os.environ.get(OWN_TABLE)) if _fits(row, problem, chip)]
     if not rows:
         return usual(problem)
@@ -122,7 +126,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     lines = ",\n".join(json.dumps(one) for one in table.values())
     path.write_text(f"[\n{lines}\n]\n")
     _rows.cache_clear()
-    choose.cache_clear()
+    _looked_up.cache_clear()
 
 
 @lru_cache
