@@ -1,9 +1,10 @@
 """What a loss landscape costs, next to the bare forward passes it is made of, in the same run.
 
 A grid of points over some images, from uint8 crops to the Dataset: directions, augmentation, weights of every point, losses.
-Beside it as many bare passes over the same batches, which lie ready on the device: the ratio should be at most 1.1. And the
-usual way: at every point a copy of the state dict is moved and loaded and the images are augmented again; measured at a few
-points and scaled up.
+Between its rows as many bare passes over the same batches, which lie ready on the device: the ratio should be at most 1.1.
+Beside it the median ratio of single rows, without what is done once, which a disturbed machine changes less. And the usual
+way: at every point a copy of the state dict is moved and loaded and the images are augmented again; measured at a few points
+and scaled up.
 
     python benchmarks/landscape.py                                                  # CPU, a small grid
     python benchmarks/landscape.py --device cuda --points 21 --images 1024 --batch 256 --rounds 3
@@ -32,7 +33,7 @@ from spatially.data import Images
 from spatially.perturb import training_batch
 from spatially.perturb.pixels import as_float
 from spatially.probes import Landscape
-from spatially.probes.base import cut, device_name
+from spatially.probes.base import Measurer, Rows, cut, device_name
 from spatially.probes.weight_paths import Plane
 
 TARGET = 1.1
@@ -81,31 +82,68 @@ def usual_way(subject: spatially.Subject, images: Images, *, batch: int, points:
 
 @torch.inference_mode()
 def measure(subject: spatially.Subject, images: Images, *, points: int, batch: int, rounds: int) -> dict[str, Any]:
-    """Seconds of the landscape, of the bare passes before and after it, and of the usual way."""
+    """Seconds of the landscape, of as many bare passes in between, and of the usual way."""
     ready = [as_float(images.batch(rows, subject.device)[0]) for rows in cut(images, batch=batch, seed=0)]
     view = subject.align(images.classes, images.labels)
 
-    def bare() -> None:
-        for _ in range(points**2):
+    def bare(times: int) -> None:
+        for _ in range(times):
             for pixels in ready:
                 view(pixels)
 
-    probe = Landscape(points=points)
     Landscape(points=2).run(subject, images, batch=batch)
-    found: dict[str, list[float]] = {"landscape": [], "bare": [], "ratio": []}
-    before = seconds(bare, subject.device)
+    found: dict[str, list[float]] = {name: [] for name in ("landscape", "bare", "ratio", "ratio of rows")}
     for _ in range(rounds):
-        this = seconds(lambda: probe.run(subject, images, batch=batch), subject.device)
-        after = seconds(bare, subject.device)
-        for name, value in (
-            ("landscape", this),
-            ("bare", (before + after) / 2),
-            ("ratio", 2 * this / (before + after)),
-        ):
-            found[name].append(value)
-        before = after
+        whole, rows = one_round(subject, images, bare, points=points, batch=batch)
+        found["landscape"].append(whole)
+        found["bare"].append(sum(passes for _, passes in rows))
+        found["ratio"].append(whole / found["bare"][-1])
+        found["ratio of rows"].append(median(own / passes for own, passes in rows))
     usual = seconds(lambda: usual_way(subject, images, batch=batch, points=USUAL), subject.device)
     return {**found, "usual way, scaled up": usual / USUAL * points**2}
+
+
+def one_round(
+    subject: spatially.Subject, images: Images, bare: Callable[[int], None], *, points: int, batch: int
+) -> tuple[float, list[tuple[float, float]]]:
+    """Seconds of a landscape, and of its rows and the bare passes of each.
+
+    The two take turns, row by row and each first in every other row, so that a disturbance of some seconds meets both. What
+    ``Landscape.run`` does before, between and after its points counts as the landscape's.
+    """
+    begun = time.perf_counter()
+    rows: list[tuple[float, float]] = []
+    others = 0.0
+
+    def pause() -> float:
+        """The bare passes of a row, which are not the landscape's."""
+        nonlocal others
+        passed = seconds(lambda: bare(points), subject.device)
+        others += passed
+        return passed
+
+    class Alternating(Landscape):
+        def measurer(self, subject: spatially.Subject, images: Images, *, batch: int) -> Measurer:
+            measure, state = super().measurer(subject, images, batch=batch), {"point": 0, "start": 0.0, "bare": 0.0}
+
+            def point(numbers: Rows, *, stopped: Any = None) -> Any:
+                row, place = divmod(int(state["point"]), points)
+                if place == 0:
+                    state["bare"] = pause() if row % 2 else 0.0
+                    state["start"] = time.perf_counter()
+                made = measure(numbers, stopped=stopped)
+                if place == points - 1:
+                    _wait(subject.device)
+                    own = time.perf_counter() - state["start"]
+                    rows.append((own, state["bare"] or pause()))
+                state["point"] += 1
+                return made
+
+            return point
+
+    Alternating(points=points).run(subject, images, batch=batch)
+    _wait(subject.device)
+    return time.perf_counter() - begun - others, rows
 
 
 def main() -> None:
@@ -129,7 +167,8 @@ def main() -> None:
         print(
             f"{name}: {chosen.points}×{chosen.points} points of {chosen.images} images in {median(found['landscape']):.2f} s,"
             f" bare passes {median(found['bare']):.2f} s, ratio {ratio:.3f}"
-            f" ({'reached' if ratio <= TARGET else 'missed'}: ≤ {TARGET});"
+            f" ({'reached' if ratio <= TARGET else 'missed'}: ≤ {TARGET}),"
+            f" of single rows {median(found['ratio of rows']):.3f};"
             f" the usual way {found['usual way, scaled up']:.2f} s"
         )
     if chosen.json is not None:
