@@ -57,7 +57,7 @@ AUGMENTATIONS = {
 
 def check_augmentation(name: str) -> str:
     """A name in `AUGMENTATIONS`."""
-    if name not in AUGMENTATIONS:
+    if not isinstance(name, str) or name not in AUGMENTATIONS:
         raise unknown("augmentation", str(name), AUGMENTATIONS)
     return name
 

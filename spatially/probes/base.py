@@ -164,6 +164,12 @@ def cut(images: Images, *, batch: int, seed: int) -> list[Rows]:
     return [order[first : first + batch] for first in range(0, len(order), batch)]
 
 
+def check_seed(seed: int) -> None:
+    """A whole number: anything else would be hashed as well, and 1 and 1.0 would draw differently."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise UserError(f"seed must be a whole number, but came as {seed!r}")
+
+
 def chance_of(subject: Subject) -> float:
     """The accuracy of guessing; NaN for a model that gives no answers."""
     return 1 / subject.answers if subject.answers else float("nan")

@@ -38,7 +38,7 @@ from spatially import randomness
 from spatially.errors import UserError, first_line, unknown
 from spatially.models.costs import count_model
 from spatially.observe.live_memory import peak_memory
-from spatially.probes.base import Drawing, Probe, Rows, device_name
+from spatially.probes.base import Drawing, Probe, Rows, check_seed, device_name
 from spatially.probes.sensitivity import several
 from spatially.subject.subject import logits_of
 
@@ -78,6 +78,7 @@ class Cost(Probe):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         for name, allowed in (("steps", STEPS), ("modes", MODES)):
             chosen = several(getattr(self, name))
             for one in chosen:

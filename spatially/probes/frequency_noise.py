@@ -31,7 +31,7 @@ from spatially.perturb.frequency import (
     ring,
 )
 from spatially.perturb.pixels import as_float
-from spatially.probes.base import Drawing, Probe, Rows, check_answers, check_numbers, image_coordinates
+from spatially.probes.base import Drawing, Probe, Rows, check_answers, check_numbers, check_seed, image_coordinates
 from spatially.probes.intervals import difference, wilson
 from spatially.probes.sensitivity import answer, several
 
@@ -63,6 +63,7 @@ class FrequencyNoise(Probe):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         if self.style not in STYLES:
             raise unknown("style", str(self.style), STYLES)
         frequencies = tuple(sorted({check_frequency(one) for one in several(self.frequencies)}))

@@ -31,10 +31,11 @@ from spatially import randomness
 from spatially.errors import NotApplicable, UserError, unknown
 from spatially.observe.finite import not_finite
 from spatially.perturb.augment import check_augmentation, training_batch
-from spatially.probes.base import Drawing, Probe, Rows, check_answers
+from spatially.probes.base import Drawing, Probe, Rows, check_answers, check_seed
 from spatially.probes.hessian_vector import HessianVector, only_these_learn, select_parameters, twice_differentiable
 from spatially.probes.intervals import student, wilson
 from spatially.probes.lanczos import BOTH_ENDS, MAGNITUDE, WHICH, Spectrum, lanczos, rounding
+from spatially.probes.sensitivity import several
 
 if TYPE_CHECKING:
     from spatially.data import Images
@@ -84,11 +85,13 @@ class Hessian(Probe):
             if value not in allowed:
                 raise unknown(name, str(value), allowed)
         check_augmentation(self.augmentation)
+        check_seed(self.seed)
+        _check_whole("count", self.count, 1)
         ranks = self.count if self.which == MAGNITUDE else 2 * self.count
-        for name, least in (("count", 1), ("batch_size", 1), ("products", ranks), ("basis", 2 * ranks + 2)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UserError(f"{name} must be a whole number of at least {least}, but came as {value!r}")
+        for name, least in (("batch_size", 1), ("products", ranks), ("basis", 2 * ranks + 2)):
+            _check_whole(name, getattr(self, name), least)
+        if not isinstance(self.confirm, bool):
+            raise UserError(f"confirm must be true or false, but came as {self.confirm!r}")
         for name, fits, words in (
             ("share", lambda x: 0 < x <= 1, "above 0 and at most 1"),
             ("tolerance", lambda x: 0 < x < 1, "between 0 and 1"),
@@ -97,7 +100,7 @@ class Hessian(Probe):
             number = getattr(self, name)
             if isinstance(number, bool) or not isinstance(number, (int, float)) or not fits(number):
                 raise UserError(f"{name} must be a number {words}, but came as {number!r}")
-        patterns = (self.parameters,) if isinstance(self.parameters, str) else tuple(self.parameters)
+        patterns = tuple(several(self.parameters))
         if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
             raise UserError(f"parameters must be patterns of names, such as ['*'], but came as {self.parameters!r}")
         object.__setattr__(self, "parameters", patterns)
@@ -250,3 +253,8 @@ class Hessian(Probe):
         from spatially.probes import hessian_figures
 
         return hessian_figures
+
+
+def _check_whole(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{name} must be a whole number of at least {least}, but came as {value!r}")

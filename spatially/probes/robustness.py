@@ -27,9 +27,10 @@ from spatially.errors import UserError
 from spatially.perturb.fgsm import check_epsilon, direction, step
 from spatially.perturb.occlusion import CENTRE, Place, Size, check_place, check_size, occlude, rectangle
 from spatially.perturb.pixels import as_float
-from spatially.probes.base import Drawing, Probe, Rows, check_answers, cut, image_coordinates
+from spatially.probes.base import Drawing, Probe, Rows, check_answers, check_seed, cut, image_coordinates
 from spatially.probes.intervals import wilson
 from spatially.probes.published_tests import Backgrounds, ImageNetA, PublishedTest, answers
+from spatially.probes.sensitivity import several
 from spatially.subject.subject import HALF
 
 if TYPE_CHECKING:
@@ -67,10 +68,11 @@ class Robustness(Probe):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         if self.occlusion is not None:
             check_size(self.occlusion)
         check_place(self.place)
-        given = (self.epsilons,) if isinstance(self.epsilons, (str, float, int)) else tuple(self.epsilons or ())
+        given = () if self.epsilons is None else several(self.epsilons)
         object.__setattr__(self, "epsilons", tuple(dict.fromkeys(check_epsilon(epsilon) for epsilon in given)))
         for name in _FOLDERS:
             value = getattr(self, name)

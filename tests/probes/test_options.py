@@ -1,0 +1,94 @@
+"""An option of a wrong type is the user's mistake, said so with the option's name."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+
+import pytest
+
+from spatially.errors import UserError
+from spatially.probes import PROBES, Cost, FrequencyNoise, Hessian, Interpolation, Landscape, Robustness, ShapeBias
+from spatially.probes.base import Probe
+
+NUMBERS = ("five", None, True, -1, float("nan"), [1], {}, object())
+NAMES = ("five", None, 1, ["crop"], {}, object())
+WHOLE = (*NUMBERS, 2.5)
+SEEDS = ("five", None, True, 2.5, [1], {}, object())
+# Probe → option → what it refuses
+REFUSED: dict[type[Probe], Mapping[str, tuple[object, ...]]] = {
+    Hessian: {
+        "count": WHOLE,
+        "which": NAMES,
+        "batch_size": WHOLE,
+        "share": NUMBERS,
+        "augmentation": NAMES,
+        "weight_decay": NUMBERS,
+        "parameters": (None, 1, 2.5, [], [1], {}, object()),
+        "dtype": NAMES,
+        "tolerance": NUMBERS,
+        "products": WHOLE,
+        "basis": WHOLE,
+        "confirm": ("yes", None, 1, [], object()),
+        "seed": SEEDS,
+    },
+    Landscape: {
+        "points": (*WHOLE, (3, "x"), (3, 3, 3)),
+        "extent": ("five", None, 1, [], (1, -1), ("a", "b"), {}, object()),
+        "weight_decay": NUMBERS,
+        "augmentation": NAMES,
+        "style": NAMES,
+        "seed": SEEDS,
+    },
+    FrequencyNoise: {
+        "frequencies": ("five", None, True, -1, float("nan"), [], [None], {}, object()),
+        "half_width": NUMBERS,
+        "size": ("five", True, -1, float("nan"), [1], {}, object()),
+        "style": NAMES,
+        "seed": SEEDS,
+    },
+    Robustness: {
+        "occlusion": ("five", True, -1, float("nan"), [0.5], {}, object()),
+        "place": ("five", None, 1, [1], [1, 2.5], {}, object()),
+        "epsilons": ("five", "1/0", True, -1, float("nan"), [None], object()),
+        "imagenet_a": (1, True, [], {}, object()),
+        "backgrounds": (1, True, [], {}, object()),
+        "backgrounds_map": (1, True, [], {}, object()),
+        "seed": SEEDS,
+    },
+    ShapeBias: {"seed": SEEDS},
+    Cost: {
+        "steps": NAMES,
+        "modes": NAMES,
+        "batch": ("five", True, -1, 2.5, [1], {}, object()),
+        "rounds": WHOLE,
+        "warm_up": WHOLE,
+        "seed": SEEDS,
+    },
+    Interpolation: {
+        "towards": (1, True, [], {}, object()),
+        "points": WHOLE,
+        "extent": ("five", None, 1, [], (1, -1), ("a", "b"), {}, object()),
+        "weight_decay": NUMBERS,
+        "augmentation": NAMES,
+        "seed": SEEDS,
+    },
+}
+# What a message calls an option that holds several of a kind
+SINGULAR = {"frequencies": "frequency", "epsilons": "epsilon", "steps": "step", "modes": "mode"}
+CASES = [
+    pytest.param(probe, option, value, id=f"{probe.name}.{option}-{number}")
+    for probe, options in REFUSED.items()
+    for option, values in options.items()
+    for number, value in enumerate(values)
+]
+
+
+@pytest.mark.parametrize(("probe", "option", "value"), CASES)
+def test_a_wrong_option_is_named(probe: type[Probe], option: str, value: object) -> None:
+    with pytest.raises(UserError, match=rf"\b({option}|{SINGULAR.get(option, option)})\b"):
+        probe(**{option: value})
+
+
+@pytest.mark.parametrize("probe", REFUSED)
+def test_no_option_is_left_out(probe: type[Probe]) -> None:
+    assert probe in PROBES.values()
+    assert set(REFUSED[probe]) == {field.name for field in fields(probe)}  # type: ignore[arg-type]
