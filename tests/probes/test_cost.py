@@ -206,10 +206,11 @@ def test_compiled() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_on_cuda() -> None:
-    subject = spatially.load(Hand(), name="hand", input_size=64, device="cuda")
+@pytest.mark.parametrize(("dtype", "bytes_each"), [("float32", 4), ("bfloat16", 2)])
+def test_on_cuda(dtype: str, bytes_each: int) -> None:
+    subject = spatially.load(Hand(), name="hand", input_size=64, device="cuda", dtype=dtype)
     result = Cost(rounds=2, steps=["inference", "training"]).run(subject, images_of(subject))
     assert (result["batch_size"] == 128).all()
-    least = 2 * 128 * 6 * 64 * 64 * 4
+    least = 2 * 128 * 6 * 64 * 64 * bytes_each  # what the convolution and the normalisation put out
     assert result["peak_memory"].sel(step="inference").item() >= least
     assert result["seconds"].attrs["machine"] == torch.cuda.get_device_name()
