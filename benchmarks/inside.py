@@ -38,9 +38,9 @@ from spatially.observe import Layer, Place, Weights, attention, stream
 from spatially.perturb.pixels import as_float
 from spatially.probes import Fourier, InteractionRatio, ReceptiveField, Variance
 from spatially.probes.base import device_name
-from spatially.probes.fourier import half_diagonal, waves_of
+from spatially.probes.fourier import half_diagonal
 from spatially.probes.layers import centre
-from spatially.probes.map_numbers import map_numbers, takes
+from spatially.probes.map_numbers import Sums, finish, sum_up, takes
 from spatially.probes.receptive_field import frozen
 from spatially.probes.variance import spatial_variance
 
@@ -98,17 +98,20 @@ def measure_stream(subject: spatially.Subject, images: Images, *, rounds: int, p
     def look(place: Place, map: Tensor) -> None:
         with torch.autocast(map.device.type, enabled=False):
             if takes(map):
-                numbers.extend(map_numbers(map, waves_of((map.shape[2], map.shape[3]), torch.float32, map.device)))
+                summed.append(sum_up(map))
             else:
                 maps = centre(map)
                 numbers.extend([half_diagonal(maps), spatial_variance(maps)])
 
     numbers: list[Tensor] = []
+    summed: list[Sums] = []
 
     def both() -> None:
         numbers.clear()
+        summed.clear()
         with stream(subject, look):
             subject(pixels)
+        finish(summed)
 
     def nothing() -> None:
         with stream(subject, lambda place, map: None):

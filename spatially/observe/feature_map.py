@@ -51,17 +51,20 @@ class feature_map(stream):  # reads like the function it is to its users
         super().__init__(subject, consumer)
         self._layer = layer
 
+    def found(self) -> FoundMap:
+        """The place and its sources, at the subject's own input size."""
+        return self._found(self._subject.preprocessing.input_size)
+
     def place(self) -> Place:
         """The place, at the subject's own input size."""
-        return self.places()[0]
+        return self.found().spot.place
 
     def source(self, row: int, column: int) -> tuple[float, float]:
         """Where in the image a position of the map comes from: down and across, in pixels.
 
         Of a patch, its middle; of a strided convolution, the middle of what it reads, which is not that of the map's cell.
         """
-        rows, columns = self._found(self._subject.preprocessing.input_size).sources
-        return float(rows[row, column]), float(columns[row, column])
+        return self.found().source(row, column)
 
     def spots(self, size: tuple[int, int]) -> list[Spot]:
         return [self._found(size).spot]
@@ -92,6 +95,10 @@ class FoundMap:
 
     spot: Spot
     sources: tuple[Tensor, Tensor]
+
+    def source(self, row: int, column: int) -> tuple[float, float]:
+        """Where one position comes from."""
+        return float(self.sources[0][row, column]), float(self.sources[1][row, column])
 
 
 _FOUND: WeakKeyDictionary[nn.Module, dict[Any, tuple[FoundMap, list[FoundMap]]]] = WeakKeyDictionary()

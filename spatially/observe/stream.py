@@ -69,6 +69,7 @@ class stream:
         self._subject = subject
         self._consumer = consumer or self._keep
         self._kept: list[tuple[Place, Tensor]] = []
+        self._known: dict[tuple[int, int], list[Spot]] = {}
         self._open = ExitStack()
 
     def places(self) -> list[Place]:
@@ -81,6 +82,7 @@ class stream:
 
     def __enter__(self) -> stream:
         model, watch = self._subject.model, _Watch(self._consumer)
+        self._known.clear()
 
         def begin(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             if watch.apart:
@@ -88,9 +90,10 @@ class stream:
             images = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
             height, width = images.shape[-2:]
             self._kept.clear()
-            with watch.aside():
-                spots = self.spots((height, width))
-            watch.begin(spots, len(images))
+            if (height, width) not in self._known:  # asking whether the modules are the same takes a while
+                with watch.aside():
+                    self._known[height, width] = self.spots((height, width))
+            watch.begin(self._known[height, width], len(images))
 
         def end(*_: Any) -> None:
             if not watch.apart:

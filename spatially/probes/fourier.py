@@ -29,7 +29,7 @@ from torch import Tensor
 from spatially.observe.stream import Place
 from spatially.probes.base import Drawing
 from spatially.probes.layers import Centred, StreamProbe, centre, mean_over_images
-from spatially.probes.map_numbers import SMALLEST, map_numbers, takes
+from spatially.probes.map_numbers import SMALLEST, MapNumbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,10 @@ class Fourier(StreamProbe):
     seed: int = 0
 
     def numbers(self, map: Tensor) -> Tensor:
-        if takes(map):
-            return map_numbers(map, waves_of((map.shape[2], map.shape[3]), torch.float32, map.device)).log_amplitude
         return half_diagonal(centre(map))
+
+    def chosen(self, numbers: MapNumbers) -> Tensor:
+        return numbers.log_amplitude
 
     def outcomes_of(self, places: Sequence[Place], numbers: Sequence[NDArray[np.floating]]) -> dict[str, Any]:
         own = [frequencies(place.grid) for place in places]

@@ -17,6 +17,7 @@ from spatially.observe.stream import Place, stream
 from spatially.perturb.pixels import as_float
 from spatially.probes.base import Probe, Rows, image_coordinates
 from spatially.probes.intervals import student
+from spatially.probes.map_numbers import MapNumbers, Sums, finish, sum_up, takes
 
 if TYPE_CHECKING:
     from spatially.data import Images
@@ -44,6 +45,10 @@ class StreamProbe(Probe):
         """What is measured of a map (batch, channels, rows, columns) of any precision: (batch, numbers)."""
 
     @abstractmethod
+    def chosen(self, numbers: MapNumbers) -> Tensor:
+        """The same, of what a GPU found in one reading of the map."""
+
+    @abstractmethod
     def outcomes_of(self, places: Sequence[Place], numbers: Sequence[NDArray[np.floating]]) -> dict[str, Any]:
         """The numbers of each place, (images, numbers), as variables of a Dataset; ``xr.Dataset``'s first argument."""
 
@@ -52,15 +57,17 @@ class StreamProbe(Probe):
         self, subject: Subject, images: Images, rows: Rows, *, stopped: NDArray[np.bool_] | None = None
     ) -> xr.Dataset:
         places: list[Place] = []
-        found: list[Tensor] = []
+        seen: list[Tensor | Sums] = []
 
         def look(place: Place, map: Tensor) -> None:
             with torch.autocast(map.device.type, enabled=False):
                 places.append(place)
-                found.append(self.numbers(map))
+                seen.append(sum_up(map) if takes(map) else self.numbers(map))
 
         with stream(subject, look):
             subject(as_float(images.batch(rows, subject.device)[0]), overwrite=True)
+        summed = iter(finish([one for one in seen if isinstance(one, Sums)]))
+        found = [self.chosen(next(summed)) if isinstance(one, Sums) else one for one in seen]
         values = torch.cat(found, dim=1).cpu().numpy()
         widths = [tensor.shape[1] for tensor in found]
         parts = np.split(values, np.cumsum(widths)[:-1], axis=1)

@@ -152,8 +152,8 @@ class ReceptiveField(Probe):
         pixels, _, index = images.batch(rows, subject.device)
         shown = as_float(pixels)
         second = (randomness.image_bits(randomness.stream(self.seed, "halves"), index) & 1).bool()
-        found = feature_map(subject, layer=self.layer)
-        place = found.place()
+        found = feature_map(subject, layer=self.layer).found()
+        place = found.spot.place
         row, column = self._position(place)
         source = found.source(row, column)
         members = torch.stack([~second, second]).double()

@@ -21,7 +21,7 @@ from torch import Tensor
 from spatially.observe.stream import Place
 from spatially.probes.base import Drawing
 from spatially.probes.layers import Centred, StreamProbe, centre, mean_over_images
-from spatially.probes.map_numbers import map_numbers, takes
+from spatially.probes.map_numbers import MapNumbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,10 @@ class Variance(StreamProbe):
     seed: int = 0
 
     def numbers(self, map: Tensor) -> Tensor:
-        if takes(map):
-            return map_numbers(map, map.new_empty((0, map.shape[2] * map.shape[3]), dtype=torch.float32)).variance[
-                :, None
-            ]
         return spatial_variance(centre(map))[:, None]
+
+    def chosen(self, numbers: MapNumbers) -> Tensor:
+        return numbers.variance[:, None]
 
     def outcomes_of(self, places: Sequence[Place], numbers: Sequence[NDArray[np.floating]]) -> dict[str, Any]:
         # A single position has no variance.

@@ -85,7 +85,14 @@ class TrainingStep:
         self.updates = 0
         objective: nn.Module = Objective(self.model, recipe.distillation)
         self._prepared = objective if prepare is None else prepare(objective)
-        self._forward: Callable[..., Tensor] = torch.compile(self._prepared) if run.compile else self._prepared
+        # A launch costs the host more than many a kernel of a small model: whole passes are launched as CUDA graphs, where
+        # gradients are used up before the next pass.
+        self._graphs = (
+            run.compile and device.type == "cuda" and self.parts == 1 and not hasattr(self._prepared, "no_sync")
+        )
+        self._forward: Callable[..., Tensor] = self._prepared
+        if run.compile:
+            self._forward = torch.compile(self._prepared, mode="reduce-overhead" if self._graphs else None)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on one batch; loss and share of right answers, two numbers still on the device."""
@@ -96,6 +103,8 @@ class TrainingStep:
         parts = Batch(images, batch.targets.to(self.device), batch.labels.to(self.device)).chunks(self.parts)
         taught = [None] * len(parts) if teacher is None else teacher.chunk(self.parts)
         results = []
+        if self._graphs:
+            torch.compiler.cudagraph_mark_step_begin()
         for part, logits in zip(parts, taught, strict=True):
             with self._joining(last=part is parts[-1]):
                 with self.precision():

@@ -24,13 +24,14 @@ def on_device(batch: Batch) -> Batch:
     return Batch(batch.images.cuda(), batch.targets.cuda(), batch.labels.cuda())
 
 
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", ["adamw", "adamp", "sgd"])
-def test_no_step_waits_for_the_device(name: str, compiled: bool) -> None:
-    changes = {"optimiser.name": name, "run.precision": "bf16", "run.compile": compiled, "run.accumulation": 2}
+def test_no_step_waits_for_the_device(name: str, compiled: bool, parts: int) -> None:
+    changes = {"optimiser.name": name, "run.precision": "bf16", "run.compile": compiled, "run.accumulation": parts}
     step = training_step(tiny.network(norm=True), tiny.recipe(**changes), device="cuda")
     batches = [on_device(batch) for batch in tiny.TinyData().batches(0)]
-    results = [step(batches[0]), step(batches[1])]  # compiles, chooses kernels
+    results = [step(batch) for batch in batches[:3]]  # compiles, chooses kernels, records graphs
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -38,6 +39,18 @@ def test_no_step_waits_for_the_device(name: str, compiled: bool) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.isfinite(torch.stack(results)).all()
+
+
+def test_graphs_train_as_plain_passes_do() -> None:
+    weights = []
+    for compiled in (False, True):
+        changes = {"run.precision": "fp32", "run.compile": compiled}
+        step = training_step(tiny.network(drop=0.0, norm=True), tiny.recipe(**changes), device="cuda")
+        for batch in [*tiny.TinyData().batches(0), *tiny.TinyData().batches(1)]:
+            step(on_device(batch))
+        weights.append({name: value.clone() for name, value in step.model.state_dict().items()})
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_adamp_on_the_device_is_timms() -> None:
