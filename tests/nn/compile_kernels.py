@@ -2,11 +2,14 @@
 
 import sys
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from spatially.nn.regular_attention import kernels
+from spatially.nn.regular_attention.launch import Launch
+from spatially.nn.regular_attention.shapes import Problem, choose
 
 NUMBERS = ("scale", "plain_scale")
 SUMS = ("table", "lse", "delta", "partial")
@@ -20,17 +23,25 @@ OWN = {
 CHOICES = {"BIAS": True, "NARROW": False, "KCOLUMNS": 16}
 
 
-def compile_kernel(name: str, border: int, capability: int) -> None:
+def narrow(name: str, side: int, window: int) -> dict[str, object]:
+    """What a launch chooses for a grid that is narrower than a tile, on a chip whose shapes were measured on wider ones."""
+    shape = choose(Problem(name, side, side, window, 32, 2, False), "NVIDIA H200")
+    launch = Launch(name, (1, side, side, 1, 32), torch.bfloat16, torch.device("cpu"), False, window, "mask", shape)
+    return launch._constants
+
+
+def compile_kernel(name: str, border: int, capability: int, **choices: object) -> None:
     """To PTX, the last form before the chip's own, for bfloat16."""
     kernel, (own, passing) = getattr(kernels, name), OWN[name]
-    given = {**COMMON, **CHOICES, **own, "BORDER": border}
+    given = {**COMMON, **CHOICES, **own, "BORDER": border, **choices}
+    block = f"{given['CHUNK']}, {given['KCOLUMNS']}"
     constants = {argument: given[argument] for argument in kernel.arg_names if argument in given}
 
     def kind(argument: str) -> str:
         if argument in constants:
             return "constexpr"
         if argument.removeprefix("edge_") in passing:
-            return f"tensordesc<bf16[1, 1, {'4, 8' if argument.startswith('edge') else '2, 16'}, 32]>"
+            return f"tensordesc<bf16[1, 1, {'4, 8' if argument.startswith('edge') else block}, 32]>"
         if argument in SUMS:
             return "*fp32"
         if argument in NUMBERS:
@@ -51,3 +62,5 @@ if __name__ == "__main__":
     for name in OWN:
         for border in map(int, sys.argv[2:]):
             compile_kernel(name, border, int(sys.argv[1]))
+        for side in (1, 4) if name != "backward_bias" else ():
+            compile_kernel(name, 0, int(sys.argv[1]), **narrow(name, side, 7))

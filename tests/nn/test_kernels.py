@@ -181,7 +181,7 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_there(tmp_path):
     command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py")), "90", "0", "2"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 4 * 2
+    assert len(done.stdout.splitlines()) == 4 * 2 + 3 * 2
 
 
 @pytest.mark.cuda
@@ -198,6 +198,9 @@ def test_on_the_gpu(border, dtype):
         errors = compare((2, 15, 28, 2, 32), window=7, border=border, biased=False, dtype=dtype)
         assert max(errors) < tolerance, errors
         kept.append(torch.empty(1 << 16, device=DEVICE))
+    for side in (1, 2, 4, 7):
+        errors = compare((2, side, side, 2, 32), window=7, border=border, biased=False, dtype=dtype)
+        assert max(errors) < tolerance, (side, errors)
 
 
 @pytest.mark.cuda

@@ -44,7 +44,8 @@ def test_no_step_waits_for_the_device(name: str, compiled: bool, parts: int) -> 
 def test_graphs_train_as_plain_passes_do() -> None:
     weights = []
     for compiled in (False, True):
-        changes = {"run.precision": "fp32", "run.compile": compiled}
+        # Adam would make a step of rounding errors: a bias before a batch norm has no other gradient.
+        changes = {"optimiser.name": "sgd", "run.precision": "fp32", "run.compile": compiled}
         step = training_step(tiny.network(drop=0.0, norm=True), tiny.recipe(**changes), device="cuda")
         for batch in [*tiny.TinyData().batches(0), *tiny.TinyData().batches(1)]:
             step(on_device(batch))

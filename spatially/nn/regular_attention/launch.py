@@ -131,8 +131,13 @@ class Launch:
 
     @property
     def key_columns(self) -> int:
-        """The columns that pass by a tile: its own and their neighbours; in a grid no wider than a tile, the grid's."""
-        return power(self.problem[2]) if self.narrow else self.shape.key_columns(self.window)
+        """The columns that pass by a tile: its own and their neighbours; in a grid no wider than a tile, the grid's.
+
+        A chunk has at least the 16 keys that the matrix units take.
+        """
+        if self.narrow:
+            return max(power(self.problem[2]), 16 // self.shape.chunk)
+        return self.shape.key_columns(self.window)
 
     @property
     def edge_columns(self) -> int:
