@@ -198,7 +198,7 @@ def test_on_the_gpu(border, dtype):
         errors = compare((2, 15, 28, 2, 32), window=7, border=border, biased=False, dtype=dtype)
         assert max(errors) < tolerance, errors
         kept.append(torch.empty(1 << 16, device=DEVICE))
-    for side in (1, 2, 4, 7):
+    for side in (2, 4, 7):
         errors = compare((2, side, side, 2, 32), window=7, border=border, biased=False, dtype=dtype)
         assert max(errors) < tolerance, (side, errors)
 
