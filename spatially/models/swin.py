@@ -149,6 +149,7 @@ class SwinTransformer(nn.Module):
         attention: Attention = "window",
         convolved: Literal["query", "key", "value"] | None = None,
         depthwise: bool = False,
+        qk_norm: bool = False,
         position_table: bool | None = None,
         gaussian_bias: bool = False,
         per_head: bool = False,
@@ -163,7 +164,10 @@ class SwinTransformer(nn.Module):
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """`position_table` is there by default in windows without a convolution; `per_head` is the Gaussian bias' own."""
+        """`position_table` is there by default in windows without a convolution; `per_head` is the Gaussian bias' own.
+
+        `qk_norm` normalises queries and keys beside a convolution, see `ConvProjection`; without it they are the paper's.
+        """
         super().__init__()
         if position_table is None:
             position_table = attention == "window" and convolved is None
@@ -193,6 +197,7 @@ class SwinTransformer(nn.Module):
             options: dict[str, Any] = {
                 "convolved": convolved,
                 "depthwise": depthwise,
+                "qk_norm": qk_norm,
                 "gaussian_bias": GaussianBias(heads, per_head=per_head, **place) if gaussian_bias else None,
                 "qkv_bias": qkv_bias,
                 "proj_drop": proj_drop_rate,

@@ -25,7 +25,10 @@ Border = Literal["mask", "zero", "shift"]
 
 
 class RegularSelfAttention(nn.Module):
-    """Multi-head attention of a map (B, H, W, C) to the square around each point, with its projections."""
+    """Multi-head attention of a map (B, H, W, C) to the square around each point, with its projections.
+
+    With `qk_norm` queries and keys of a layer with a convolution are normalised, see `ConvProjection`.
+    """
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class RegularSelfAttention(nn.Module):
         border: Border = "mask",
         convolved: Literal["query", "key", "value"] | None = None,
         depthwise: bool = False,
+        qk_norm: bool = False,
         gaussian_bias: GaussianBias | None = None,
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
@@ -47,7 +51,15 @@ class RegularSelfAttention(nn.Module):
         self.window_size = odd("window_size", window_size)
         self.border = border
         self.gaussian_bias = gaussian_bias
-        self.qkv = projection(dim, convolved=convolved, depthwise=depthwise, bias=qkv_bias, device=device, dtype=dtype)
+        self.qkv = projection(
+            dim,
+            convolved=convolved,
+            depthwise=depthwise,
+            normalised_heads=num_heads if qk_norm else None,
+            bias=qkv_bias,
+            device=device,
+            dtype=dtype,
+        )
         self.proj = nn.Linear(dim, dim, device=device, dtype=dtype)
         self.proj_drop = nn.Dropout(proj_drop)
 

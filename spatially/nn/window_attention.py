@@ -77,7 +77,8 @@ def neighbour_mask(
 class WindowAttention(nn.Module):
     """Multi-head attention of a map (B, H, W, C) inside windows, with its projections; any map at any time.
 
-    `convolved` makes one of query, key and value by a convolution over the whole map, before it is rolled and cut.
+    `convolved` makes one of query, key and value by a convolution over the whole map, before it is rolled and cut; with
+    `qk_norm` queries and keys are then normalised, see `ConvProjection`.
     Layers of one stage can share `offset_index` and `neighbour_mask`; alone it makes its own.
     """
 
@@ -90,6 +91,7 @@ class WindowAttention(nn.Module):
         shift_size: int | Grid = 0,
         convolved: Literal["query", "key", "value"] | None = None,
         depthwise: bool = False,
+        qk_norm: bool = False,
         position_table: bool = True,
         gaussian_bias: GaussianBias | None = None,
         qkv_bias: bool = True,
@@ -118,7 +120,15 @@ class WindowAttention(nn.Module):
         else:
             self.register_parameter("relative_position_bias_table", None)
         self.gaussian_bias = gaussian_bias
-        self.qkv = projection(dim, convolved=convolved, depthwise=depthwise, bias=qkv_bias, device=device, dtype=dtype)
+        self.qkv = projection(
+            dim,
+            convolved=convolved,
+            depthwise=depthwise,
+            normalised_heads=num_heads if qk_norm else None,
+            bias=qkv_bias,
+            device=device,
+            dtype=dtype,
+        )
         self.attn_drop = attn_drop
         self.proj = nn.Linear(dim, dim, device=device, dtype=dtype)
         self.proj_drop = nn.Dropout(proj_drop)
@@ -215,14 +225,25 @@ def projection(
     *,
     convolved: Literal["query", "key", "value"] | None = None,
     depthwise: bool = False,
+    normalised_heads: int | None = None,
     bias: bool = True,
     device: torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> ConvProjection | nn.Linear:
     """What makes query, key and value: one packed linear layer, or a `ConvProjection`."""
     if convolved is None:
+        if normalised_heads is not None:
+            raise UserError("qk_norm needs a convolution: choose convolved='query', 'key' or 'value'")
         return nn.Linear(dim, 3 * dim, bias=bias, device=device, dtype=dtype)
-    return ConvProjection(dim, convolved=convolved, depthwise=depthwise, bias=bias, device=device, dtype=dtype)
+    return ConvProjection(
+        dim,
+        convolved=convolved,
+        depthwise=depthwise,
+        normalised_heads=normalised_heads,
+        bias=bias,
+        device=device,
+        dtype=dtype,
+    )
 
 
 def fill_up(x: Tensor, down: int, right: int, value: Tensor | None) -> Tensor:

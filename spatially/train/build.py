@@ -7,6 +7,7 @@ for by name must be there. Random weights are drawn from the recipe's seed alone
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -111,15 +112,28 @@ def _wishes(name: str, recipe: Recipe, size: Size) -> dict[str, Any]:
         wishes["drop_rate"] = recipe.regularisation.dropout
     if size != input_size(name, recipe.override({"model.input_size": None}), None):
         wishes["img_size"] = size
+    card = CARDS.get(name)
+    if card is not None and card.options.get("convolved"):
+        wishes["qk_norm"] = _normalises(recipe)
     patch = recipe.model.patch_size
     if patch is not None:
         wishes["patch_size"] = patch
         # Patches of a PiT, ours or timm's, overlap by half: their stride shrinks with them.
-        card = CARDS.get(name)
         if (card is not None and card.kind is PoolingTransformer) or (card is None and name.startswith("pit_")):
             own = {"patch_size": 16, "stride": 8, **(card.options if card else {})}
             wishes["stride"] = max(1, own["stride"] * patch // own["patch_size"])
     return wishes
+
+
+def _normalises(recipe: Recipe) -> bool:
+    """Whether queries and keys are to be normalised: weights that were trained without it would mean something else."""
+    start = recipe.initialisation
+    if start.checkpoint is None:
+        return recipe.model.qk_norm and not start.pretrained
+    facts = Path(start.checkpoint) / "config.json"
+    if not facts.is_file():
+        return False
+    return bool(json.loads(facts.read_text(encoding="utf-8")).get("model_args", {}).get("qk_norm", False))
 
 
 def _create(

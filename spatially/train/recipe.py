@@ -135,11 +135,15 @@ class Initialisation(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Settings):
-    """What a recipe asks of the model, as far as its constructor takes it: the images' side, a patch's side, and more."""
+    """What a recipe asks of the model, as far as its constructor takes it: the images' side, a patch's side, and more.
+
+    `qk_norm` normalises queries and keys of models that have a convolution for one of their projections, and of no others.
+    """
 
     section: ClassVar[str] = "model"
     input_size: int | None = setting(None, least=8)
     patch_size: int | None = setting(None, least=1)
+    qk_norm: bool = True
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 

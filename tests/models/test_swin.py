@@ -322,3 +322,32 @@ def test_stopping_early_and_pruning_leave_no_norm_that_does_not_fit(prune_head: 
 def test_no_images(ending: str) -> None:
     for size in (64, 44):  # with windows that reach over the edge, too
         assert small(f"swin_tiny{ending}")(torch.randn(0, 3, size, size)).shape == (0, 5)
+
+
+@pytest.mark.parametrize("attention", ["window", "regular"])
+def test_normed_queries_and_keys_leave_the_weights_as_they_are(attention: str) -> None:
+    options = {
+        "img_size": 32,
+        "embed_dim": 16,
+        "depths": (2, 2),
+        "num_heads": (2, 4),
+        "window_size": 3,
+        "num_classes": 5,
+    }
+    torch.manual_seed(0)
+    plain = SwinTransformer(attention=attention, convolved="key", **options).double().eval()
+    normed = SwinTransformer(attention=attention, convolved="key", qk_norm=True, **options).double().eval()
+    normed.load_state_dict(plain.state_dict())
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    answers = normed(images)
+    assert not torch.allclose(answers, plain(images))
+    with torch.no_grad():  # a key of any size points where it pointed
+        for name, weight in normed.named_parameters():
+            if ".qkv.key." in name:
+                weight.mul_(10)
+    torch.testing.assert_close(normed(images), answers, rtol=1e-4, atol=1e-6)
+
+
+def test_normed_queries_and_keys_need_a_convolution() -> None:
+    with pytest.raises(ValueError, match="qk_norm needs a convolution"):
+        SwinTransformer(qk_norm=True)

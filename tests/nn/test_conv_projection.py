@@ -78,3 +78,34 @@ def test_mistakes_are_named(options: dict) -> None:
 def test_maps_that_do_not_fit_are_named(shape: tuple[int, ...]) -> None:
     with pytest.raises(UserError, match=r"x must be \(batch, height, width, 4\)"):
         ConvProjection(4)(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("convolved", PARTS)
+def test_normalised_queries_and_keys_have_a_mean_square_of_one_in_each_head(convolved: str) -> None:
+    torch.manual_seed(0)
+    plain = ConvProjection(12, convolved=convolved, dtype=DOUBLE)
+    normed = ConvProjection(12, convolved=convolved, normalised_heads=3, dtype=DOUBLE)
+    normed.load_state_dict(plain.state_dict())  # no weights of its own
+    x = 100 * torch.randn(2, 4, 5, 12, dtype=DOUBLE)
+    for part, raw, found in zip(PARTS, plain(x), normed(x), strict=True):
+        heads = raw.view(2, 4, 5, 3, 4)
+        expected = heads / (heads.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        torch.testing.assert_close(found, raw if part == "value" else expected.flatten(-2), rtol=1e-12, atol=1e-12)
+    query, key, _ = (part.unflatten(-1, (3, 4)) for part in normed(x))
+    logits = torch.einsum("bijhd,bklhd->bhijkl", query, key) / 2
+    assert logits.abs().max() <= 2  # the root of a head's size, however large the map is
+    nothing = normed(torch.zeros(1, 1, 1, 12, dtype=DOUBLE))
+    for part, alone in zip(nothing, normed.of_nothing(), strict=True):
+        torch.testing.assert_close(part.flatten(), alone)
+
+
+def test_normalised_keys_keep_their_precision_under_autocast() -> None:
+    layer = ConvProjection(16, normalised_heads=2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        packed, key = layer.packed(torch.randn(1, 4, 4, 16))
+    assert packed.dtype == key.dtype == torch.bfloat16
+
+
+def test_heads_that_do_not_divide_the_channels() -> None:
+    with pytest.raises(UserError, match="normalised_heads must divide dim, 12: got 5"):
+        ConvProjection(12, normalised_heads=5)

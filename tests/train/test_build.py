@@ -1,5 +1,6 @@
 """Models as recipes and users want them, and the weights they start from."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,32 @@ def test_gradient_checkpointing_is_switched_on() -> None:
 def test_names_that_cannot_be_trained(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_model(name)
+
+
+SMALL_SWIN = {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2), "window_size": 3}
+
+
+@pytest.mark.parametrize("name", ["swin_tiny_key", "swin_tiny_m", "swin_tiny_value"])
+def test_queries_and_keys_beside_a_convolution_are_normalised_unless_the_plain_form_is_asked_for(name: str) -> None:
+    normed, plain = (
+        build(name, arguments=SMALL_SWIN),
+        build(name, recipe(**{"model.qk_norm": False}), arguments=SMALL_SWIN),
+    )
+    assert normed.arguments["qk_norm"] is True
+    assert plain.arguments["qk_norm"] is False
+    plain.model.load_state_dict(normed.model.state_dict())
+    images = torch.randn(2, 3, 32, 32)
+    assert not torch.equal(plain.model.eval()(images), normed.model.eval()(images))
+    assert "qk_norm" not in build("swin_tiny", arguments=SMALL_SWIN).arguments
+    assert "qk_norm" not in build("swin_tiny_r", arguments=SMALL_SWIN).arguments
+
+
+def test_weights_that_were_trained_without_norm_stay_without(tmp_path: Path) -> None:
+    model = build("swin_tiny_key", recipe(**{"model.qk_norm": False}), arguments=SMALL_SWIN).model
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    for content, expected in (({}, False), ({"model_args": {"qk_norm": True}}, True)):
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        start = recipe(**{"initialisation.checkpoint": str(tmp_path)})
+        assert build("swin_tiny_key", start, arguments=SMALL_SWIN).arguments["qk_norm"] is expected
+    alone = recipe(**{"initialisation.checkpoint": str(tmp_path / "model.safetensors")})
+    assert build("swin_tiny_key", alone, arguments=SMALL_SWIN).arguments["qk_norm"] is False
