@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from spatially.errors import UserError
 from spatially.nn import RegularSelfAttention
-from spatially.nn.regular_attention import BORDERS, packed_regular_attention, regular_attention
+from spatially.nn.regular_attention import BORDERS, packed_regular_attention, regular_attention, tiled
 
 BACKENDS = ("reference", "tiled")  # that PyTorch itself computes, in float64; kernels have their own file
 
@@ -106,6 +106,43 @@ def test_first_and_second_derivatives(backend, border, with_bias):
 
     assert gradcheck(attend, inputs)
     assert gradgradcheck(attend, inputs)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_blocks_of_some_images_and_some_tiles(monkeypatch, with_bias):
+    monkeypatch.setattr(tiled, "BLOCK", 2 * 2 * 9 * 25 * 2)
+    tensors = draw(5, 9, 14, 2, 3, grad=True)
+    inputs = [*tensors, *([draw_bias(2, 3, grad=True)] if with_bias else [])]
+    results = []
+    for backend in BACKENDS:
+        bias = inputs[3] if with_bias else None
+        out = regular_attention(*tensors, window=3, bias=bias, backend=backend)
+        results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    for expected, measured in zip(*results, strict=True):
+        torch.testing.assert_close(measured, expected, atol=1e-10, rtol=0)
+
+
+def test_derivatives_where_query_key_and_value_are_one_tensor():
+    (points, *_), bias = draw(1, 4, 5, 2, 2, grad=True), draw_bias(2, 3)
+
+    def attend(points):
+        return regular_attention(points, points, points, window=3, bias=bias, backend="tiled")
+
+    assert gradcheck(attend, [points], check_batched_grad=True)
+    assert gradgradcheck(attend, [points], check_batched_grad=True)
+
+
+def test_only_some_inputs_learn():
+    tensors, bias = draw(1, 8, 8, 2, 4), draw_bias(2, 3)
+    for learning in (*tensors, bias):
+        learning.requires_grad_()
+        slopes = []
+        for backend in BACKENDS:
+            out = regular_attention(*tensors, window=3, bias=bias, backend=backend)
+            slopes.append(torch.autograd.grad(out.square().sum(), learning, create_graph=True)[0])
+            slopes.append(torch.autograd.grad(slopes[-1].square().sum(), learning)[0])
+        torch.testing.assert_close(slopes[2:], slopes[:2], atol=1e-10, rtol=0)
+        learning.requires_grad_(False)
 
 
 @pytest.mark.parametrize("border", ["mask", "shift"])

@@ -18,7 +18,7 @@ and second derivatives take all tiles at once and the formula written out, since
 and none with respect to the bias.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,9 +29,9 @@ from torch.autograd import forward_ad
 from spatially.nn.regular_attention.field import Field
 from spatially.nn.regular_attention.tiling import Tiling, best
 
-BLOCK = 2**19  # logits of a block: 2 MB in single precision
-
-Places = list[tuple[slice, slice]]
+BLOCK = (
+    2**18
+)  # logits of a block: 1 MB in single precision, which the caches of two cores hold with all that is made of it
 
 
 def attend(
@@ -39,23 +39,23 @@ def attend(
 ) -> Tensor:
     """Attention of each query over its square; bias (heads, window, window)."""
     down, across = best(rows), best(columns)
-    asked, seen = _over_the_end(query, down, across), [_with_border(part, down, across) for part in (key, value)]
+    maps = [_over_the_end(query, down, across), *(_with_border(part, down, across) for part in (key, value))]
     mask = _mask(down, across, bias, query)
     by_block = query.device.type == "cpu" and not torch.compiler.is_compiling()
     if by_block and not transformed(query, key, value, bias):
-        out: Tensor = _ByBlock.apply(asked, *seen, mask, down, across, scale)  # type: ignore[no-untyped-call]
+        out: Tensor = _ByBlock.apply(*maps, mask, down, across, scale)
     else:
         fused = _fused_kernels_serve(query, key, value, bias)
-        out = _at_once(asked, *seen, mask, down, across, scale, fused=fused)
+        out = _at_once(maps, mask, down, across, scale, fused=fused)
     return out[:, : rows.length, : columns.length]
 
 
-def _at_once(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, down: Tiling, across: Tiling, scale: float, *, fused: bool
-) -> Tensor:
-    """All tiles in one product."""
+def _at_once(maps: list[Tensor], mask: Tensor, down: Tiling, across: Tiling, scale: float, *, fused: bool) -> Tensor:
+    """All tiles in one product; maps: query, key and value."""
+    query, key, value = maps
     batch, *_, heads, size = query.shape
-    mask = mask.index_select(0, _patterns(down, across, mask.device)).flatten(0, 1).unsqueeze(1)
+    patterns = torch.tensor(_patterns(down, across), device=mask.device)
+    mask = mask.index_select(1, patterns).transpose(0, 1).flatten(0, 1).unsqueeze(1)
     # With a bias the heads differ in their masks and lead; without one they share it, like the images of the batch.
     lead, follow = len(mask), down.tiles * across.tiles * heads * batch // len(mask)
     queries = query.unflatten(2, (across.tiles, across.tile)).unflatten(1, (down.tiles, down.tile))
@@ -75,7 +75,7 @@ def _at_once(
 
 
 class _ByBlock(torch.autograd.Function):
-    """The same, block by block."""
+    """The same, block by block: some images of some tiles that share a pattern."""
 
     @staticmethod
     def forward(
@@ -83,87 +83,106 @@ class _ByBlock(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(query, key, value, mask)
         ctx.options = down, across, scale
+        mask = mask.detach()  # fused kernels refuse one that learns
+        blocks, images = _blocks(query, down, across)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        for images, asked, seen, patterns in _blocks(query, mask, down, across):
-            added = mask.index_select(0, patterns).flatten(0, 1).unsqueeze(1)
-            queries = _gather(query[images], asked, len(added))
-            keys, values = (_gather(part[images], seen, len(added)) for part in (key, value))
-            found = F.scaled_dot_product_attention(queries, keys, values, attn_mask=added, scale=scale)
-            for target, part in _tiles(out[images], asked, found):
-                target.copy_(part)
+        for target, *parts in zip(*(part.split(images) for part in (out, query, key, value)), strict=True):
+            (asked,), seen = _heads_first(parts[:1], mask.dtype), _heads_first(parts[1:], mask.dtype)
+            result = torch.empty_like(asked)
+            for pattern, queries_at, keys_at in blocks:
+                queries, keys, values = (_matrices(asked, queries_at), *_matrices(seen, keys_at))
+                added = mask[:, pattern].unsqueeze(1)
+                found = F.scaled_dot_product_attention(queries, keys, values, attn_mask=added, scale=scale)
+                result.index_copy_(2, queries_at.flatten(), _planes(found, queries_at))
+            target.copy_(_heads_last(result, query))
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        inputs, (down, across, scale) = ctx.saved_tensors, ctx.options
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled() or transformed(gradient):
-            return *_derivatives(inputs, ctx.needs_input_grad, gradient, ctx.options), None, None, None
-        query, key, value, mask = inputs
-        dq, dk, dv, dm = (torch.zeros(part.shape, dtype=mask.dtype) for part in inputs)
-        for images, asked, seen, patterns in _blocks(query, mask, down, across):
-            added = mask.index_select(0, patterns).flatten(0, 1).unsqueeze(1)
-            queries, gradients = (_gather(part[images], asked, len(added)).to(mask.dtype) for part in (query, gradient))
-            keys, values = (_gather(part[images], seen, len(added)).to(mask.dtype) for part in (key, value))
-            queries *= scale
-            weights = (queries @ keys.mT).add_(added).softmax(-1)
-            slopes = torch.ops.aten._softmax_backward_data(gradients @ values.mT, weights, -1, mask.dtype)
-            if ctx.needs_input_grad[3]:
-                dm.index_add_(0, patterns, slopes.sum(1).unflatten(0, (len(patterns), -1)))
-            for target, part in _tiles(dq[images], asked, slopes @ keys):
-                torch.mul(part, scale, out=target)
-            for whole, found in ((dk, slopes.mT @ queries), (dv, weights.mT @ gradients)):
-                for target, part in _tiles(whole[images], seen, found):
-                    target.add_(part)
-        return dq.to(query.dtype), dk.to(query.dtype), dv.to(query.dtype), dm, None, None, None
+            return *_derivatives(ctx, gradient), None, None, None
+        query, key, value, mask = ctx.saved_tensors
+        down, across, scale = ctx.options
+        blocks, images = _blocks(query, down, across)
+        mask_slope = torch.zeros_like(mask)
+        found = []
+        for parts in zip(*(part.split(images) for part in (query, gradient, key, value)), strict=True):
+            asked, seen = _heads_first(parts[:2], mask.dtype), _heads_first(parts[2:], mask.dtype)
+            dq, (dk, dv) = torch.empty_like(asked[0]), torch.zeros_like(seen)
+            for pattern, queries_at, keys_at in blocks:
+                queries, gradients = _matrices(asked, queries_at)
+                keys, values = _matrices(seen, keys_at)
+                weights = (queries.mul_(scale) @ keys.mT).add_(mask[:, pattern].unsqueeze(1)).softmax(-1)
+                slopes = torch.ops.aten._softmax_backward_data(gradients @ values.mT, weights, -1, mask.dtype)
+                if ctx.needs_input_grad[3]:
+                    mask_slope[:, pattern] += slopes.sum(1)
+                dq.index_copy_(2, queries_at.flatten(), _planes(slopes @ keys, queries_at))
+                dk.index_add_(2, keys_at.flatten(), _planes(slopes.mT @ queries, keys_at))
+                dv.index_add_(2, keys_at.flatten(), _planes(weights.mT @ gradients, keys_at))
+            pairs = (dq.mul_(scale), query), (dk, key), (dv, value)
+            found.append([_heads_last(part, like).to(like.dtype) for part, like in pairs])
+        whole = found[0] if len(found) == 1 else [torch.cat(parts) for parts in zip(*found, strict=True)]
+        return *whole, mask_slope, None, None, None
 
 
-def _derivatives(
-    inputs: tuple[Tensor, ...], wanted: tuple[bool, ...], gradient: Tensor, options: tuple[Tiling, Tiling, float]
-) -> list[Tensor | None]:
-    """The gradients as something that can be differentiated again."""
-    again = torch.is_grad_enabled()
+def _derivatives(ctx: Any, gradient: Tensor) -> list[Tensor | None]:
+    """The gradients as something that can itself be differentiated."""
+    again, wanted = torch.is_grad_enabled(), ctx.needs_input_grad[:4]
     with torch.enable_grad():
-        apart = [part.view_as(part) for part in inputs]  # even where query, key and value are one tensor
-        out = _at_once(*apart, *options, fused=False)
-        learning = [part for part, want in zip(apart, wanted, strict=False) if want]
+        inputs = [part.view_as(part) for part in ctx.saved_tensors]  # apart, even where they are one tensor
+        out = _at_once(inputs[:3], inputs[3], *ctx.options, fused=False)
+        learning = [part for part, want in zip(inputs, wanted, strict=True) if want]
         found = iter(torch.autograd.grad(out, learning, gradient, create_graph=again))
-    return [next(found) if want else None for want in wanted[: len(inputs)]]
+    return [next(found) if want else None for want in wanted]
 
 
-def _blocks(
-    query: Tensor, mask: Tensor, down: Tiling, across: Tiling
-) -> Iterator[tuple[slice, Places, Places, Tensor]]:
-    """Some images, some tiles: where those lie among the queries and their halos among the keys, and their patterns."""
-    batch, heads = len(query), query.shape[3]
-    tile = heads * mask.shape[2] * mask.shape[3]
-    images = max(min(BLOCK // tile, batch), 1)
-    tiles = max(BLOCK // (tile * images), 1)
-    patterns = _patterns(down, across, query.device)
-    asked, seen = (
-        [(slice(y, y + high), slice(x, x + wide)) for y in rows for x in columns]
-        for rows, high, columns, wide in (
-            (range(0, down.covered, down.tile), down.tile, range(0, across.covered, across.tile), across.tile),
-            (down.begins, down.span, across.begins, across.span),
+def _blocks(query: Tensor, down: Tiling, across: Tiling) -> tuple[list[tuple[int, Tensor, Tensor]], int]:
+    """For each block its pattern, and which pixels its queries and keys are, (tiles, pixels) each; and how many images."""
+    batch, *_, heads, _ = query.shape
+    queries_at, keys_at = (
+        (rows[:, None, :, None] * length + columns[:, None]).flatten(0, 1).flatten(1)
+        for rows, columns, length in (
+            (down.queries(), across.queries(), across.covered),
+            (down.keys(), across.keys(), across.field.keys),
         )
     )
-    for first in range(0, len(asked), tiles):
-        some = slice(first, first + tiles)
-        for image in range(0, batch, images):
-            yield slice(image, image + images), asked[some], seen[some], patterns[some]
+    tile = heads * queries_at.shape[1] * keys_at.shape[1]
+    images = max(min(BLOCK // tile, batch), 1)
+    tiles = -(-BLOCK // (tile * images))
+    alike: dict[int, list[int]] = {}
+    for number, pattern in enumerate(_patterns(down, across)):
+        alike.setdefault(pattern, []).append(number)
+    blocks = [
+        (pattern, queries_at[some], keys_at[some])
+        for pattern, numbers in alike.items()
+        for some in torch.tensor(numbers).chunk(-(-len(numbers) // tiles))
+    ]
+    return blocks, images
 
 
-def _gather(tensor: Tensor, places: Places, lead: int) -> Tensor:
-    """The pixels at these places, as matrices: (lead, all others of tiles, heads and images, pixels, D)."""
-    parts = torch.stack([tensor[:, rows, columns].permute(3, 0, 1, 2, 4) for rows, columns in places])
-    return parts.reshape(lead, parts[..., 0, 0, 0].numel() // lead, parts.shape[3] * parts.shape[4], parts.shape[5])
+def _heads_first(maps: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Maps of one shape (B, H, W, heads, D) together: (maps, heads, B, pixels, D)."""
+    batch, height, width, heads, size = maps[0].shape
+    planes = maps[0].new_empty(len(maps), heads, batch, height, width, size, dtype=dtype)
+    for plane, part in zip(planes, maps, strict=True):  # copies that all cores share, as those of `stack` are not
+        plane.copy_(part.permute(3, 0, 1, 2, 4))
+    return planes.flatten(3, 4)
 
 
-def _tiles(tensor: Tensor, places: Places, found: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each of these places the pixels there, and what was found for them."""
-    batch, *_, heads, size = tensor.shape
-    for (rows, columns), part in zip(places, found.view(len(places), heads, batch, -1, size), strict=True):
-        target = tensor[:, rows, columns]
-        yield target, part.unflatten(2, target.shape[1:3]).permute(1, 2, 3, 0, 4)
+def _heads_last(planes: Tensor, like: Tensor) -> Tensor:
+    """(heads, B, pixels, D) as (B, H, W, heads, D)."""
+    return planes.unflatten(2, like.shape[1:3]).permute(1, 2, 3, 0, 4)
+
+
+def _matrices(planes: Tensor, pixels: Tensor) -> Tensor:
+    """The pixels of each tile, of maps (…, heads, B, pixels, D): (…, heads, B·tiles, pixels, D)."""
+    return planes.index_select(-2, pixels.flatten()).unflatten(-2, pixels.shape).flatten(-4, -3)
+
+
+def _planes(matrices: Tensor, pixels: Tensor) -> Tensor:
+    """The pixels of all tiles in a row: (heads, B, pixels, D)."""
+    heads, many, _, size = matrices.shape
+    return matrices.view(heads, many // len(pixels), pixels.numel(), size)
 
 
 def _over_the_end(query: Tensor, down: Tiling, across: Tiling) -> Tensor:
@@ -182,35 +201,31 @@ def _spans(tensor: Tensor, axis: int, tiling: Tiling) -> Tensor:
     """The axis cut into overlapping spans, one a tile."""
     if tiling.tiles == 1:
         return tensor.unsqueeze(axis)  # the one span is the whole axis
-    begins = torch.tensor(tiling.begins, device=tensor.device)
-    keys = begins[:, None] + torch.arange(tiling.span, device=tensor.device)
     # A gather whose derivative is a sum of slices: faster there than the strided view of `unfold`.
-    return tensor.index_select(axis, keys.flatten()).unflatten(axis, (tiling.tiles, tiling.span))
+    return tensor.index_select(axis, tiling.keys(tensor.device).flatten()).unflatten(axis, (tiling.tiles, tiling.span))
 
 
 def _mask(down: Tiling, across: Tiling, bias: Tensor | None, like: Tensor) -> Tensor:
     """What is added to the logits of a tile: the bias in a query's slots, −∞ outside them.
 
-    (patterns, heads or 1, queries, keys), at least in single precision. Tiles that lie alike share a pattern.
+    (heads or 1, patterns, queries, keys), at least in single precision. Tiles that lie alike share a pattern.
     """
     window = down.field.window
     dtype = torch.promote_types(like.dtype, torch.float32)
-    slots = [tiling.slots(like.device) for tiling in (down, across)]  # (patterns, queries, keys), each
-    taken = [(slot >= 0) & (slot < window) for slot in slots]
-    outside = ~(taken[0][:, None, None, :, None, :, None] & taken[1][None, :, None, None, :, None, :])
-    if bias is None:
-        mask = torch.zeros(outside.shape, device=like.device, dtype=dtype)
-    else:
-        lookup = [slot.clamp(0, window - 1).flatten() for slot in slots]
-        mask = bias.to(dtype).index_select(1, lookup[0]).index_select(2, lookup[1])
-        mask = mask.unflatten(2, slots[1].shape).unflatten(1, slots[0].shape).permute(1, 4, 0, 2, 5, 3, 6)
-    return mask.masked_fill(outside, float("-inf")).flatten(5, 6).flatten(3, 4).flatten(0, 1)
+    rows, columns = (tiling.slots(like.device) for tiling in (down, across))  # (patterns, queries, keys), each
+    rows, columns = rows[:, None, :, None, :, None], columns[:, None, :, None, :]
+    inside = (rows >= 0) & (rows < window) & (columns >= 0) & (columns < window)
+    slots = torch.where(inside, rows * window + columns, window * window).flatten(4).flatten(2, 3).flatten(0, 1)
+    table = torch.zeros(1, window**2, device=like.device, dtype=dtype) if bias is None else bias.to(dtype).flatten(1)
+    table = F.pad(table, (0, 1), value=float("-inf"))  # the slot of all that lies outside
+    return table.index_select(1, slots.flatten()).unflatten(1, slots.shape)
 
 
-def _patterns(down: Tiling, across: Tiling, device: torch.device) -> Tensor:
+def _patterns(down: Tiling, across: Tiling) -> list[int]:
     """For each tile the number of its pattern in the mask, row by row."""
-    distinct = max(across.patterns) + 1
-    return torch.tensor([one * distinct + other for one in down.patterns for other in across.patterns], device=device)
+    rows, columns = down.patterns, across.patterns
+    distinct = max(columns) + 1
+    return [row * distinct + column for row in rows for column in columns]
 
 
 def _fused_kernels_serve(*tensors: Tensor | None) -> bool:
@@ -220,9 +235,16 @@ def _fused_kernels_serve(*tensors: Tensor | None) -> bool:
 
 
 def transformed(*tensors: Tensor | None) -> bool:
-    """Whether a transform of `torch.func` or forward-mode differentiation is under way, which kernels know nothing of."""
+    """Whether a transform of `torch.func`, forward-mode differentiation or `is_grads_batched` is under way.
+
+    Kernels know nothing of them.
+    """
     if torch.compiler.is_compiling():
         return False
     if torch._C._are_functorch_transforms_active():
         return True
-    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors if tensor is not None)
+    given = [tensor for tensor in tensors if tensor is not None]
+    return any(
+        torch._C._functorch.is_legacy_batchedtensor(tensor) or forward_ad.unpack_dual(tensor).tangent is not None
+        for tensor in given
+    )

@@ -42,6 +42,14 @@ class Tiling:
         last = self.field.keys - self.span
         return tuple(min(max(self._start(tile * self.tile), 0), last) for tile in range(self.tiles))
 
+    def queries(self, device: torch.device | None = None) -> Tensor:
+        """The queries of each tile: (tiles, queries)."""
+        return torch.arange(self.covered, device=device).view(self.tiles, self.tile)
+
+    def keys(self, device: torch.device | None = None) -> Tensor:
+        """The keys of each tile's span: (tiles, keys)."""
+        return torch.tensor(self.begins, device=device)[:, None] + torch.arange(self.span, device=device)
+
     @property
     def _kinds(self) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
         places = [
