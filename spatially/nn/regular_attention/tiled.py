@@ -84,7 +84,7 @@ class _ByBlock(torch.autograd.Function):
         ctx.save_for_backward(query, key, value, mask)
         ctx.options = down, across, scale
         mask = mask.detach()  # fused kernels refuse one that learns
-        blocks, images = _blocks(query, down, across)
+        blocks, images = ctx.blocks = _blocks(query, down, across)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         for target, *parts in zip(*(part.split(images) for part in (out, query, key, value)), strict=True):
             (asked,), seen = _heads_first(parts[:1], mask.dtype), _heads_first(parts[1:], mask.dtype)
@@ -102,8 +102,8 @@ class _ByBlock(torch.autograd.Function):
         if torch.is_grad_enabled() or transformed(gradient):
             return *_derivatives(ctx, gradient), None, None, None
         query, key, value, mask = ctx.saved_tensors
-        down, across, scale = ctx.options
-        blocks, images = _blocks(query, down, across)
+        *_, scale = ctx.options
+        blocks, images = ctx.blocks
         mask_slope = torch.zeros_like(mask)
         found = []
         for parts in zip(*(part.split(images) for part in (query, gradient, key, value)), strict=True):
