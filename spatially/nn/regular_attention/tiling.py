@@ -8,7 +8,7 @@ from torch import Tensor
 from spatially.nn.regular_attention.field import Field
 
 LARGEST_TILE = 16
-COPYING = 4  # copying a key costs about as much as its logits with this many queries squared (heads of 32, measured)
+COPYING = 7  # copying a key costs about as much as its logits with this many queries squared (heads of 32, measured)
 
 
 @dataclass(frozen=True)
