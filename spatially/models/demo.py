@@ -43,7 +43,7 @@ DEMO: dict[str, DemoModel] = {
     ),
     "vit_gab": DemoModel(
         "vit_small_relposmlp_gab",
-        {**_VIT, "embed_dim": 96, "num_heads": 3, "depth": 4, "init_values": None},
+        {**_VIT, "embed_dim": 96, "num_heads": 3, "depth": 4, "init_values": 0.0},
         "ViT with relative positions and a Gaussian attention bias",
     ),
     "swin": DemoModel(
@@ -51,7 +51,7 @@ DEMO: dict[str, DemoModel] = {
     ),
     "swin_key": DemoModel(
         "swin_tiny_key",
-        {**_SWIN, "img_size": SIDE, "window_size": 4},
+        {**_SWIN, "img_size": SIDE, "window_size": 4, "qk_norm": True},
         "Swin in shifted 4×4 windows with a 3×3 convolution for the key",
     ),
     "swin_r": DemoModel(
@@ -61,7 +61,7 @@ DEMO: dict[str, DemoModel] = {
     ),
     "swin_m": DemoModel(
         "swin_tiny_m",
-        {**_SWIN, "img_size": SIDE, "window_size": 5},
+        {**_SWIN, "img_size": SIDE, "window_size": 5, "qk_norm": True},
         "Swin with centred 5×5 fields and a 3×3 convolution for the key",
     ),
     "pit": DemoModel(

@@ -81,7 +81,8 @@ def build_model(
     """The model on the CPU, with the weights that its training starts from."""
     check_model(name)
     start = recipe.initialisation
-    strict = dict(arguments or {})
+    # To timm None means its own default: what is not there cannot be repeated wrongly.
+    strict = {key: value for key, value in (arguments or {}).items() if value is not None}
     wishes = {key: value for key, value in _wishes(name, recipe, size).items() if key not in strict}
     pretrained = start.pretrained and start.checkpoint is None
     with construction(name, recipe.run.seed), cache_only_without_network():
