@@ -81,13 +81,15 @@ class _ByBlock(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, down: Tiling, across: Tiling, scale: float
     ) -> Tensor:
-        ctx.save_for_backward(query, key, value, mask)
+        given = query, key, value, mask
         ctx.options = down, across, scale
         mask = mask.detach()  # fused kernels refuse one that learns
         blocks, images = ctx.blocks = _blocks(query, down, across)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        kept = []
         for target, *parts in zip(*(part.split(images) for part in (out, query, key, value)), strict=True):
             (asked,), seen = _heads_first(parts[:1], mask.dtype), _heads_first(parts[1:], mask.dtype)
+            kept += [asked, seen]
             result = torch.empty_like(asked)
             for pattern, queries_at, keys_at in blocks:
                 queries, keys, values = (_matrices(asked, queries_at), *_matrices(seen, keys_at))
@@ -95,22 +97,23 @@ class _ByBlock(torch.autograd.Function):
                 found = F.scaled_dot_product_attention(queries, keys, values, attn_mask=added, scale=scale)
                 result.index_copy_(2, queries_at.flatten(), _planes(found, queries_at))
             target.copy_(_heads_last(result, query))
+        ctx.save_for_backward(*given, *kept)
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled() or transformed(gradient):
             return *_derivatives(ctx, gradient), None, None, None
-        query, key, value, mask = ctx.saved_tensors
+        query, key, value, mask, *kept = ctx.saved_tensors
         *_, scale = ctx.options
         blocks, images = ctx.blocks
         mask_slope = torch.zeros_like(mask)
         found = []
-        for parts in zip(*(part.split(images) for part in (query, gradient, key, value)), strict=True):
-            asked, seen = _heads_first(parts[:2], mask.dtype), _heads_first(parts[2:], mask.dtype)
-            dq, (dk, dv) = torch.empty_like(asked[0]), torch.zeros_like(seen)
+        for asked, seen, slope in zip(kept[::2], kept[1::2], gradient.split(images), strict=True):
+            (came,) = _heads_first([slope], mask.dtype)
+            dq, (dk, dv) = torch.empty_like(asked), torch.zeros_like(seen)
             for pattern, queries_at, keys_at in blocks:
-                queries, gradients = _matrices(asked, queries_at)
+                queries, gradients = _matrices(asked, queries_at), _matrices(came, queries_at)
                 keys, values = _matrices(seen, keys_at)
                 weights = (queries.mul_(scale) @ keys.mT).add_(mask[:, pattern].unsqueeze(1)).softmax(-1)
                 slopes = torch.ops.aten._softmax_backward_data(gradients @ values.mT, weights, -1, mask.dtype)
@@ -129,7 +132,7 @@ def _derivatives(ctx: Any, gradient: Tensor) -> list[Tensor | None]:
     """The gradients as something that can itself be differentiated."""
     again, wanted = torch.is_grad_enabled(), ctx.needs_input_grad[:4]
     with torch.enable_grad():
-        inputs = [part.view_as(part) for part in ctx.saved_tensors]  # apart, even where they are one tensor
+        inputs = [part.view_as(part) for part in ctx.saved_tensors[:4]]  # apart, even where they are one tensor
         out = _at_once(inputs[:3], inputs[3], *ctx.options, fused=False)
         learning = [part for part, want in zip(inputs, wanted, strict=True) if want]
         found = iter(torch.autograd.grad(out, learning, gradient, create_graph=again))
