@@ -16,6 +16,7 @@ heads lie in them, and where in the image every query and key belongs: windows, 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -195,13 +196,27 @@ def _known_trace(model: nn.Module, images: Tensor) -> Trace:
 
 
 def _signature(model: nn.Module) -> int:
-    """What a model's way of computing depends on: its modules and their plain settings."""
-    return hash(
-        tuple(
-            (name, id(module), type(module), repr([pair for pair in vars(module).items() if _plain(pair[1])]))
-            for name, module in model.named_modules()
-        )
-    )
+    """What a model's way of computing depends on: its modules and their plain settings. Asked before every pass."""
+    return hash(tuple([(name, id(module), *_settings(module)) for name, module in model.named_modules()]))
+
+
+def _settings(module: nn.Module) -> list[Any]:
+    found: list[Any] = [type(module)]
+    for name, value in vars(module).items():
+        kind = type(value)
+        if kind in _CONTAINERS:  # of parameters, modules, hooks
+            continue
+        if kind in _SCALARS:
+            found.append((name, value))
+        elif kind in (list, tuple) and _plain(value):
+            found.append((name, repr(value)))
+        elif isinstance(value, (int, float, str)):  # such as an enumeration's
+            found.append((name, value))
+    return found
+
+
+_CONTAINERS = frozenset({dict, OrderedDict, set})
+_SCALARS = frozenset({bool, int, float, str, type(None)})
 
 
 def _plain(value: Any) -> bool:

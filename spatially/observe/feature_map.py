@@ -47,9 +47,18 @@ class feature_map(stream):  # reads like the function it is to its users
     (7, 7)
     """
 
-    def __init__(self, subject: Subject, consumer: Consumer | None = None, *, layer: str | int = FINAL) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        consumer: Consumer | None = None,
+        *,
+        layer: str | int = FINAL,
+        found: FoundMap | None = None,
+    ) -> None:
+        """`found` is what `found()` of another one said of this model, which need not be looked for again."""
         super().__init__(subject, consumer)
         self._layer = layer
+        self._already = found
 
     def found(self) -> FoundMap:
         """The place and its sources, at the subject's own input size."""
@@ -67,7 +76,7 @@ class feature_map(stream):  # reads like the function it is to its users
         return self.found().source(row, column)
 
     def spots(self, size: tuple[int, int]) -> list[Spot]:
-        return [self._found(size).spot]
+        return [(self._already or self._found(size)).spot]
 
     def _found(self, size: tuple[int, int]) -> FoundMap:
         final, points = maps_of(self._subject, size)

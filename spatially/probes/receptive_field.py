@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from spatially import randomness
 from spatially.errors import NotApplicable, UserError, unknown
-from spatially.observe.feature_map import FINAL, feature_map
+from spatially.observe.feature_map import FINAL, FoundMap, feature_map
 from spatially.observe.finite import not_finite
 from spatially.observe.position import as_position, centre, check_place
 from spatially.observe.stream import Place
@@ -160,7 +160,8 @@ class ReceptiveField(Probe):
         totals, moments = [], []
         for name in self.variants:
             with variant(subject, name, seed=self.seed, zero=self.reset == "zero") as one:
-                fields, features = self.fields(one, shown, row, column)
+                known = found if one.model is subject.model else None
+                fields, features = self.fields(one, shown, row, column, found=known)
                 sums = members @ fields.flatten(1).double()
                 spread = _moments(features.relu() if self.style == REPLKNET else features)
                 # A GPU that is asked for numbers once has more in the queue meanwhile.
@@ -188,13 +189,15 @@ class ReceptiveField(Probe):
             },
         )
 
-    def fields(self, subject: Subject, pixels: Tensor, row: int, column: int) -> tuple[Tensor, Tensor]:
+    def fields(
+        self, subject: Subject, pixels: Tensor, row: int, column: int, *, found: FoundMap | None = None
+    ) -> tuple[Tensor, Tensor]:
         """One map an image, (batch, height, width), and the target's channels, (batch, channels)."""
         if len(pixels) == 1 and subject.device.type == "cpu":
             # PyTorch's backward of a batch norm in eval mode misreads a transposed gradient of a single image there.
-            both = self.fields(subject, pixels.repeat(2, 1, 1, 1), row, column)
+            both = self.fields(subject, pixels.repeat(2, 1, 1, 1), row, column, found=found)
             return both[0][:1], both[1][:1]
-        with observed(subject, self.layer, lambda map: map[:, :, row, column]) as run:
+        with observed(subject, self.layer, lambda map: map[:, :, row, column], found=found) as run:
             features, shown = run(pixels)
             accurate = features.to(torch.promote_types(features.dtype, torch.float32))
             # Each image's target depends on that image alone, so the gradient of their sum is the gradient of each.
@@ -298,7 +301,7 @@ def squares(
 
 
 @contextmanager
-def observed(subject: Subject, layer: str | int, take: Any) -> Iterator[Any]:
+def observed(subject: Subject, layer: str | int, take: Any, *, found: FoundMap | None = None) -> Iterator[Any]:
     """A function of pixels that runs the subject and gives what ``take`` takes of the layer's map, and the pixels that it can
     be differentiated by. The weights need no gradients meanwhile, which saves time and memory."""
 
@@ -307,7 +310,7 @@ def observed(subject: Subject, layer: str | int, take: Any) -> Iterator[Any]:
         shown = pixels.detach().to(device=subject.device, dtype=wide, copy=True).requires_grad_()
         taken: list[Tensor] = []
         # The model may overwrite its map later on: the copy is of one position.
-        with feature_map(subject, lambda place, map: taken.append(take(map).clone()), layer=layer):
+        with feature_map(subject, lambda place, map: taken.append(take(map).clone()), layer=layer, found=found):
             subject(shown)
         return taken[0], shown
 
