@@ -14,7 +14,7 @@ queries and keys have, head by head, a mean square of 1,
 
 .. math:: \hat q = q \,/\, \sqrt{\tfrac1d \textstyle\sum_c q_c^2 + 10^{-6}},
 
-and no logit :math:`\hat q \cdot \hat k / \sqrt d` exceeds :math:`\sqrt d`. There are no weights in it. Without it the layer is
+and no logit :math:`\hat q \cdot \hat k / \sqrt d` exceeds :math:`\sqrt d`. It learns nothing, and without it the layer is
 the paper's.
 
 >>> projection = ConvProjection(8, convolved="key")
@@ -34,6 +34,7 @@ from spatially.nn.map_convolution import convolve_map
 
 Convolved = Literal["query", "key", "value"]
 PARTS = get_args(Convolved)
+NORMALISED = "normalised_heads"  # the buffer's name
 
 
 class ConvProjection(nn.Module):
@@ -41,7 +42,8 @@ class ConvProjection(nn.Module):
 
     The convolution's weights are named after what they make (`key.weight`), so that weights of one kind are never
     taken for another's; the other two are packed in `linear`, in the order query, key, value. `normalised_heads` is the
-    number of heads whose queries and keys are normalised; None leaves them as they are.
+    number of heads whose queries and keys are normalised; None leaves them as they are. A buffer of that name stands beside the
+    weights then, so that they cannot be loaded for the other form by mistake.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class ConvProjection(nn.Module):
         if normalised_heads is not None and dim % whole("normalised_heads", normalised_heads):
             raise UserError(f"normalised_heads must divide dim, {dim}: got {normalised_heads}")
         self.dim = dim
-        self.normalised_heads = normalised_heads
+        self.heads = normalised_heads
+        if normalised_heads is not None:
+            self.register_buffer(NORMALISED, torch.tensor(normalised_heads, device=device))
         self.convolved = convolved
         self.depthwise = depthwise
         self.linear = nn.Linear(dim, 2 * dim, bias=bias, device=device, dtype=dtype)
@@ -97,15 +101,18 @@ class ConvProjection(nn.Module):
         return self._normalise(self.linear(x).unflatten(-1, (2, self.dim)), convolved)
 
     def of_nothing(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Query, key and value where the map is 0, (C,) each: the biases; None without."""
+        """Query, key and value where the map is 0, (C,) each: the biases; None without.
+
+        They are not normalised: nothing is there to be of the same size as elsewhere, and a bias that is still 0 would have
+        a gradient a thousand times that of the weights.
+        """
         if self.linear.bias is None or self.convolution.bias is None:
             return None
-        packed, convolved = self._normalise(self.linear.bias.unflatten(-1, (2, self.dim)), self.convolution.bias)
-        return self._in_order(convolved, *packed.unbind(-2))
+        return self._in_order(self.convolution.bias, *self.linear.bias.unflatten(-1, (2, self.dim)).unbind(-2))
 
     def _normalise(self, packed: Tensor, convolved: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys, wherever they are, with a mean square of 1 in each head."""
-        if self.normalised_heads is None:
+        if self.heads is None:
             return packed, convolved
         if self.convolved == "value":
             return self._of_mean_square_one(packed), convolved
@@ -113,7 +120,7 @@ class ConvProjection(nn.Module):
         return torch.stack([normed, packed[..., 1, :]], dim=-2), self._of_mean_square_one(convolved)
 
     def _of_mean_square_one(self, x: Tensor) -> Tensor:
-        heads = x.unflatten(-1, (self.normalised_heads, -1))
+        heads = x.unflatten(-1, (self.heads, -1))
         # Autocast computes it in single precision; products of queries and keys want the precision of what came in.
         return F.rms_norm(heads, heads.shape[-1:], eps=1e-6).to(x.dtype).flatten(-2)
 
@@ -125,5 +132,5 @@ class ConvProjection(nn.Module):
 
     def extra_repr(self) -> str:
         """Which part is convolved, and how."""
-        normed = "" if self.normalised_heads is None else f", normalised_heads={self.normalised_heads}"
+        normed = "" if self.heads is None else f", {NORMALISED}={self.heads}"
         return f"convolved={self.convolved!r}, depthwise={self.depthwise}{normed}"

@@ -7,7 +7,6 @@ for by name must be there. Random weights are drawn from the recipe's seed alone
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from typing import Any
 from torch import nn
 
 from spatially.errors import UserError
-from spatially.subject.checkpoint import load_checkpoint
+from spatially.nn.conv_projection import NORMALISED
+from spatially.subject.checkpoint import load_checkpoint, read_checkpoint
 from spatially.subject.from_timm import check_name
 from spatially.subject.hub import cache_only_without_network
 from spatially.subject.preprocessing import Preprocessing, from_timm, size
@@ -83,7 +83,7 @@ def build_model(
     start = recipe.initialisation
     # To timm None means its own default: what is not there cannot be repeated wrongly.
     strict = {key: value for key, value in (arguments or {}).items() if value is not None}
-    wishes = {key: value for key, value in _wishes(name, recipe, size).items() if key not in strict}
+    wishes = {key: value for key, value in _wishes(name, recipe, size, strict).items() if key not in strict}
     pretrained = start.pretrained and start.checkpoint is None
     with construction(name, recipe.run.seed), cache_only_without_network():
         model, unused = _create(name, strict | {"num_classes": classes}, wishes, pretrained=pretrained)
@@ -103,8 +103,8 @@ def build_model(
     return BuiltModel(model, name, taken | strict, from_timm(model, size, name), tuple(unused))
 
 
-def _wishes(name: str, recipe: Recipe, size: Size) -> dict[str, Any]:
-    """What the recipe asks of the model's constructor."""
+def _wishes(name: str, recipe: Recipe, size: Size, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What the recipe asks of the model's constructor, beside the arguments that a user gave."""
     from spatially.models import CARDS
     from spatially.models.pit import PoolingTransformer
 
@@ -114,8 +114,8 @@ def _wishes(name: str, recipe: Recipe, size: Size) -> dict[str, Any]:
     if size != input_size(name, recipe.override({"model.input_size": None}), None):
         wishes["img_size"] = size
     card = CARDS.get(name)
-    if card is not None and card.options.get("convolved"):
-        wishes["qk_norm"] = _normalises(recipe)
+    if card is not None and {**card.options, **arguments}.get("convolved"):
+        wishes.setdefault("qk_norm", _normalises(recipe))
     patch = recipe.model.patch_size
     if patch is not None:
         wishes["patch_size"] = patch
@@ -127,14 +127,13 @@ def _wishes(name: str, recipe: Recipe, size: Size) -> dict[str, Any]:
 
 
 def _normalises(recipe: Recipe) -> bool:
-    """Whether queries and keys are to be normalised: weights that were trained without it would mean something else."""
-    start = recipe.initialisation
+    """Whether queries and keys are to be normalised: what weights were trained without it would mean something else."""
+    start, wanted = recipe.initialisation, recipe.model.qk_norm
+    if wanted is not None:
+        return wanted
     if start.checkpoint is None:
-        return recipe.model.qk_norm and not start.pretrained
-    facts = Path(start.checkpoint) / "config.json"
-    if not facts.is_file():
-        return False
-    return bool(json.loads(facts.read_text(encoding="utf-8")).get("model_args", {}).get("qk_norm", False))
+        return not start.pretrained
+    return any(name.endswith(f".{NORMALISED}") for name in read_checkpoint(_weights_file(start.checkpoint)))
 
 
 def _create(
@@ -164,11 +163,14 @@ def _create(
 
 def _load(model: nn.Module, checkpoint: str, *, keep_head: bool) -> None:
     """The weights of a file, or of a trained folder; the head's too, if they shall be kept."""
-    path = Path(checkpoint)
-    path = path / "model.safetensors" if path.is_dir() else path
     heads = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ()
     names = [heads] if isinstance(heads, str) else list(heads)
-    load_checkpoint(model, path, keep=() if keep_head else names)
+    load_checkpoint(model, _weights_file(checkpoint), keep=() if keep_head else names)
+
+
+def _weights_file(checkpoint: str) -> Path:
+    path = Path(checkpoint)
+    return path / "model.safetensors" if path.is_dir() else path
 
 
 def _forget_positions(name: str, model: nn.Module, *, zero: bool, seed: int) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from spatially.files import write_whole
 from spatially.models.registry import CARDS, PAPERS
+from spatially.nn.conv_projection import ConvProjection
 from spatially.subject.preprocessing import Preprocessing, from_timm
 from spatially.train.library import as_yaml
 from spatially.train.log import Row
@@ -41,8 +42,10 @@ def identity_of(model: nn.Module, size: tuple[int, int]) -> Identity:
     """What a timm model says of itself, for images of this size."""
     configuration = getattr(model, "pretrained_cfg", None) or {}
     name = configuration.get("architecture") or type(model).__name__
-    fixed = {"img_size": list(size)} if configuration.get("fixed_input_size") else {}
-    return Identity(name=name, preprocessing=from_timm(model, size, name), options=fixed)
+    options: dict[str, Any] = {"img_size": list(size)} if configuration.get("fixed_input_size") else {}
+    if any(isinstance(one, ConvProjection) and one.heads is not None for one in model.modules()):
+        options["qk_norm"] = True
+    return Identity(name=name, preprocessing=from_timm(model, size, name), options=options)
 
 
 def write_model(

@@ -137,13 +137,14 @@ class Initialisation(Settings):
 class Model(Settings):
     """What a recipe asks of the model, as far as its constructor takes it: the images' side, a patch's side, and more.
 
-    `qk_norm` normalises queries and keys of models that have a convolution for one of their projections, and of no others.
+    `qk_norm` normalises queries and keys of models that have a convolution for one of their projections, and of no others; null
+    does so unless training starts from weights that were trained without.
     """
 
     section: ClassVar[str] = "model"
     input_size: int | None = setting(None, least=8)
     patch_size: int | None = setting(None, least=1)
-    qk_norm: bool = True
+    qk_norm: bool | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 

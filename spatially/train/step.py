@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
+from spatially.nn.regular_self_attention import RegularSelfAttention
 from spatially.train.batch import Batch
 from spatially.train.distillation import teacher_loss, use_token
 from spatially.train.ema import build_average
@@ -46,6 +47,11 @@ class Objective(nn.Module):
 
 def _full(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _keeps_tables(model: nn.Module) -> bool:
+    """Whether a layer's kernels keep, from their first call on, tables that a recorded graph would take for its own."""
+    return any(isinstance(one, RegularSelfAttention) and one.gaussian_bias is not None for one in model.modules())
 
 
 class TrainingStep:
@@ -88,7 +94,11 @@ class TrainingStep:
         # A launch costs the host more than many a kernel of a small model: whole passes are launched as CUDA graphs, where
         # gradients are used up before the next pass.
         self._graphs = (
-            run.compile and device.type == "cuda" and self.parts == 1 and not hasattr(self._prepared, "no_sync")
+            run.compile
+            and device.type == "cuda"
+            and self.parts == 1
+            and not hasattr(self._prepared, "no_sync")
+            and not _keeps_tables(self.model)
         )
         self._forward: Callable[..., Tensor] = self._prepared
         if run.compile:

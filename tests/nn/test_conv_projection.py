@@ -85,7 +85,7 @@ def test_normalised_queries_and_keys_have_a_mean_square_of_one_in_each_head(conv
     torch.manual_seed(0)
     plain = ConvProjection(12, convolved=convolved, dtype=DOUBLE)
     normed = ConvProjection(12, convolved=convolved, normalised_heads=3, dtype=DOUBLE)
-    normed.load_state_dict(plain.state_dict())  # no weights of its own
+    normed.load_state_dict(plain.state_dict(), strict=False)  # the form is all that differs
     x = 100 * torch.randn(2, 4, 5, 12, dtype=DOUBLE)
     for part, raw, found in zip(PARTS, plain(x), normed(x), strict=True):
         heads = raw.view(2, 4, 5, 3, 4)
@@ -94,9 +94,26 @@ def test_normalised_queries_and_keys_have_a_mean_square_of_one_in_each_head(conv
     query, key, _ = (part.unflatten(-1, (3, 4)) for part in normed(x))
     logits = torch.einsum("bijhd,bklhd->bhijkl", query, key) / 2
     assert logits.abs().max() <= 2  # the root of a head's size, however large the map is
-    nothing = normed(torch.zeros(1, 1, 1, 12, dtype=DOUBLE))
-    for part, alone in zip(nothing, normed.of_nothing(), strict=True):
+
+
+@pytest.mark.parametrize("convolved", PARTS)
+def test_what_is_no_point_of_the_map_is_not_normalised(convolved: str) -> None:
+    """Its bias would have a gradient of up to 1 / √ε while it is 0."""
+    normed = ConvProjection(12, convolved=convolved, normalised_heads=3, dtype=DOUBLE)
+    plain = ConvProjection(12, convolved=convolved, dtype=DOUBLE)
+    plain.load_state_dict(normed.state_dict(), strict=False)
+    zeros = plain(torch.zeros(1, 1, 1, 12, dtype=DOUBLE))
+    for part, alone in zip(zeros, normed.of_nothing(), strict=True):
         torch.testing.assert_close(part.flatten(), alone)
+
+
+def test_weights_of_one_form_are_refused_by_the_other() -> None:
+    plain, normed = ConvProjection(12), ConvProjection(12, normalised_heads=3)
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*normalised_heads"):
+        plain.load_state_dict(normed.state_dict())
+    with pytest.raises(RuntimeError, match=r"Missing key.*normalised_heads"):
+        normed.load_state_dict(plain.state_dict())
+    assert sum(one.numel() for one in plain.parameters()) == sum(one.numel() for one in normed.parameters())
 
 
 def test_normalised_keys_keep_their_precision_under_autocast() -> None:

@@ -294,6 +294,47 @@ def test_counted_operations_are_those_of_the_definition_on_meta_tensors():
     assert counter.get_total_flops() == 2 * (2 * 2 * 56 * 56 * 3 * 32 * 49)
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_backward_under_autocast_is_that_without(again):
+    """Whoever asks for the gradient, it is of what forward computed."""
+    inputs = [*draw(2, 9, 10, 2, 8, dtype=torch.float32, grad=True), draw_bias(2, 5, dtype=torch.float32, grad=True)]
+    found = []
+    for enabled in (False, True):
+        out = regular_attention(*inputs[:3], window=5, bias=inputs[3], backend="tiled")
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            gradients = torch.autograd.grad(out.square().sum(), inputs, create_graph=again)
+        if again:
+            gradients = torch.autograd.grad(sum(one.square().sum() for one in gradients), inputs)
+        found.append(gradients)
+    for plain, lowered in zip(*found, strict=True):
+        torch.testing.assert_close(plain, lowered, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_trains_with_its_backward_pass_under_autocast():
+    layer = RegularSelfAttention(16, 2, window_size=3)
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(torch.randn(1, 6, 6, 16)).float().sum().backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in layer.parameters())
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_a_traced_program_can_be_saved(tmp_path):
+    layer, x = RegularSelfAttention(8, 2, window_size=3).eval(), torch.randn(1, 5, 6, 8)
+    traced = torch.jit.trace(layer, x, check_trace=False)
+    torch.jit.save(traced, tmp_path / "layer.pt")
+    torch.testing.assert_close(torch.jit.load(tmp_path / "layer.pt")(x), layer(x))
+
+
+def test_inference_tensors_beside_a_bias_that_learns():
+    with torch.inference_mode():
+        inputs = draw(1, 5, 6, 2, 4)
+    bias = draw_bias(2, 3, grad=True)
+    expected, found = (regular_attention(*inputs, window=3, bias=bias, backend=backend) for backend in BACKENDS)
+    (expected_slope,), (slope,) = (torch.autograd.grad(out.square().sum(), bias) for out in (expected, found))
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(slope, expected_slope)
+
+
 def test_checkpointing_changes_nothing():
     tensors = draw(1, 9, 9, 2, 4, grad=True)
 

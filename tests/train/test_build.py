@@ -1,6 +1,5 @@
 """Models as recipes and users want them, and the weights they start from."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -197,19 +196,24 @@ def test_queries_and_keys_beside_a_convolution_are_normalised_unless_the_plain_f
     )
     assert normed.arguments["qk_norm"] is True
     assert plain.arguments["qk_norm"] is False
-    plain.model.load_state_dict(normed.model.state_dict())
+    plain.model.load_state_dict(normed.model.state_dict(), strict=False)
     images = torch.randn(2, 3, 32, 32)
     assert not torch.equal(plain.model.eval()(images), normed.model.eval()(images))
     assert "qk_norm" not in build("swin_tiny", arguments=SMALL_SWIN).arguments
     assert "qk_norm" not in build("swin_tiny_r", arguments=SMALL_SWIN).arguments
+    assert build("swin_tiny", arguments=SMALL_SWIN | {"convolved": "key"}).arguments["qk_norm"] is True
+    by_recipe = build(name, recipe(**{"model.arguments": {"qk_norm": False}}), arguments=SMALL_SWIN)
+    assert by_recipe.arguments["qk_norm"] is False
 
 
-def test_weights_that_were_trained_without_norm_stay_without(tmp_path: Path) -> None:
-    model = build("swin_tiny_key", recipe(**{"model.qk_norm": False}), arguments=SMALL_SWIN).model
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    for content, expected in (({}, False), ({"model_args": {"qk_norm": True}}, True)):
-        (tmp_path / "config.json").write_text(json.dumps(content))
-        start = recipe(**{"initialisation.checkpoint": str(tmp_path)})
-        assert build("swin_tiny_key", start, arguments=SMALL_SWIN).arguments["qk_norm"] is expected
-    alone = recipe(**{"initialisation.checkpoint": str(tmp_path / "model.safetensors")})
-    assert build("swin_tiny_key", alone, arguments=SMALL_SWIN).arguments["qk_norm"] is False
+@pytest.mark.parametrize("normed", [False, True])
+def test_weights_keep_the_form_that_they_were_trained_in(tmp_path: Path, normed: bool) -> None:
+    """The weights say it themselves, so that a file will do."""
+    model = build("swin_tiny_key", recipe(**{"model.qk_norm": normed}), arguments=SMALL_SWIN).model
+    file = tmp_path / "model.safetensors"
+    save_file(model.state_dict(), file)
+    for checkpoint in (tmp_path, file):
+        start = recipe(**{"initialisation.checkpoint": str(checkpoint)})
+        assert build("swin_tiny_key", start, arguments=SMALL_SWIN).arguments["qk_norm"] is normed
+        with pytest.raises(UserError, match="normalised_heads"):
+            build("swin_tiny_key", start.override({"model.qk_norm": not normed}), arguments=SMALL_SWIN)

@@ -41,9 +41,9 @@ def attend(
     down, across = best(rows), best(columns)
     maps = [_over_the_end(query, down, across), *(_with_border(part, down, across) for part in (key, value))]
     mask = _mask(down, across, bias, query)
-    by_block = query.device.type == "cpu" and not torch.compiler.is_compiling()
-    if by_block and not transformed(query, key, value, bias):
-        out: Tensor = _ByBlock.apply(*maps, mask, down, across, scale)
+    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if query.device.type == "cpu" and not recorded and not transformed(query, key, value, bias):
+        out: Tensor = _ByBlock.apply(*map(_for_backward, maps), mask, down, across, scale)
     else:
         fused = _fused_kernels_serve(query, key, value, bias)
         out = _at_once(maps, mask, down, across, scale, fused=fused)
@@ -74,6 +74,11 @@ def _at_once(maps: list[Tensor], mask: Tensor, down: Tiling, across: Tiling, sca
     return out.permute(3, 0, 4, 1, 5, 2, 6).reshape(query.shape)
 
 
+def _for_backward(part: Tensor) -> Tensor:
+    """A copy of what was made in inference mode, which autograd refuses to keep even where the bias alone learns."""
+    return part.clone() if part.is_inference() and torch.is_grad_enabled() else part
+
+
 class _ByBlock(torch.autograd.Function):
     """The same, block by block: some images of some tiles that share a pattern."""
 
@@ -89,7 +94,8 @@ class _ByBlock(torch.autograd.Function):
         kept = []
         for target, *parts in zip(*(part.split(images) for part in (out, query, key, value)), strict=True):
             (asked,), seen = _heads_first(parts[:1], mask.dtype), _heads_first(parts[1:], mask.dtype)
-            kept += [asked, seen]
+            if any(ctx.needs_input_grad):
+                kept += [asked, seen]
             result = torch.empty_like(asked)
             for pattern, queries_at, keys_at in blocks:
                 queries, keys, values = (_matrices(asked, queries_at), *_matrices(seen, keys_at))
@@ -102,6 +108,11 @@ class _ByBlock(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast(gradient.device.type, enabled=False):  # as forward, whoever asks for the gradient
+            return _ByBlock._backward(ctx, gradient)
+
+    @staticmethod
+    def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled() or transformed(gradient):
             return *_derivatives(ctx, gradient), None, None, None
         query, key, value, mask, *kept = ctx.saved_tensors
