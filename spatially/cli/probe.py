@@ -170,25 +170,36 @@ def print_once(text: Any) -> None:
 
 
 def show_results(results) -> None:  # type: ignore[no-untyped-def]
-    """The headline numbers in the terminal."""
-    for model, result in results.get("sensitivity", {}).items():
-        table = Table(
-            title=escape(model),
-            title_justify="left",
-            caption="0 bag of patches … 1 rigid template",
-            caption_justify="left",
-        )
-        for name in ("block", "clean accuracy", "all shuffled", "structure reliance"):
-            table.add_column(name, justify="right")
-        if "shuffle" not in result["kind"].values or not {0.0, 1.0} <= set(result["ratio"].values.tolist()):
-            continue
-        curve = result.sel(kind="shuffle")
-        for block in result["block"].values:
-            point = curve.sel(block=block)
-            reliance = [float(point[f"structure_reliance{end}"]) for end in ("", "_low", "_high")]
-            said = "undefined: clean accuracy is not above chance"
-            if reliance[0] == reliance[0]:
-                said = f"{reliance[0]:.2f} [{reliance[1]:.2f}, {reliance[2]:.2f}]".replace("[", "\\[")
-            accuracy = [f"{float(point['accuracy'].sel(ratio=ratio)):.1%}" for ratio in (0.0, 1.0)]
-            table.add_row(f"{block}", *accuracy, said)
-        print_once(table)
+    """The headline numbers in the terminal: how much each model relies on structure, by the size of the blocks."""
+    shuffled = {
+        model: result.sel(kind="shuffle")
+        for model, result in results.get("sensitivity", {}).items()
+        if "shuffle" in result["kind"].values and {0.0, 1.0} <= set(result["ratio"].values.tolist())
+    }
+    if not shuffled:
+        return
+    blocks = sorted({int(block) for curve in shuffled.values() for block in curve["block"].values})
+    table = Table(
+        title="Structure reliance: 0 bag of patches … 1 rigid template",
+        title_justify="left",
+        caption="with 95 % intervals; of k×k pixel blocks, all of them shuffled",
+        caption_justify="left",
+    )
+    table.add_column("model", overflow="fold")
+    table.add_column("clean accuracy", justify="right")
+    for block in blocks:
+        table.add_column(f"k = {block}", justify="right", no_wrap=True)
+    for model, curve in shuffled.items():
+        clean = float(curve["accuracy"].sel(ratio=0.0).max())
+        table.add_row(escape(model), f"{clean:.1%}", *(_reliance(curve, block) for block in blocks))
+        table.add_section()
+    print_once(table)
+
+
+def _reliance(curve, block: int) -> str:  # type: ignore[no-untyped-def]
+    if block not in curve["block"].values:
+        return ""
+    point = curve.sel(block=block)
+    value, low, high = (float(point[f"structure_reliance{end}"]) for end in ("", "_low", "_high"))
+    # NaN: the clean accuracy is not above chance.
+    return "undefined" if value != value else f"{value:.2f}\n{low:.2f}–{high:.2f}"

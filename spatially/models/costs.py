@@ -68,8 +68,10 @@ def count_model(model: nn.Module, size: tuple[int, int]) -> Pass:
         with torch.device("meta"):
             return count_pass(partial(functional_call, model, weights), torch.empty(1, 3, *size))
     except Exception:  # whatever the model's own code answers to tensors without values
-        first = next(iter(own.values()), torch.empty(0))
-        image = torch.zeros(1, 3, *size, device=first.device, dtype=first.dtype)
+        # Its numbers may be whole (a table of counts); images are not.
+        like = next((tensor for tensor in own.values() if tensor.is_floating_point()), torch.empty(0))
+        device = next((tensor.device for tensor in own.values()), like.device)
+        image = torch.zeros(1, 3, *size, device=device, dtype=like.dtype)
         return count_pass(partial(functional_call, model, own), image)
 
 

@@ -254,7 +254,8 @@ def _table(directory: Path, file: str, name: str, frame: pandas.DataFrame, capti
 def _cell(value: Any) -> str:
     """Numbers to three digits: the file has them all."""
     if isinstance(value, float):
-        return f"{value:.3f}".rstrip("0").rstrip(".") if isfinite(value) else "–"
+        # A negative number that rounds to nothing has no sign.
+        return f"{value:z.3f}".rstrip("0").rstrip(".") if isfinite(value) else "–"
     return str(value) if value is not None and value != "" else "–"
 
 

@@ -94,27 +94,33 @@ def _wait(device: torch.device) -> None:
 
 def plan_table(rows: list[tuple[Task, int, float | None]], *, processes: int) -> Table:
     """A line a task: what is left of it, and how long that takes at its measured speed."""
-    table = Table(title="Plan", title_justify="left", caption_justify="left")
+    counts = {len(task.images) for task, *_ in rows}
+    title = f"Plan: {counts.pop():,} images" if len(counts) == 1 else "Plan"
+    table = Table(title=title, title_justify="left", caption_justify="left")
     table.add_column("model", overflow="fold")
     table.add_column("probe", no_wrap=True)
-    for name in ("images", "passes", "images/s", "about", "state"):
+    for name in (*(["images"] if counts else []), "passes", "images/s", "about", "state"):
         table.add_column(name, justify="right", no_wrap=True)
     total = 0.0
+    before = ""
     for task, done, rate in rows:
         chunks = len(task.chunks)
         left = task.forward_passes * (chunks - done) / chunks
         seconds = left / rate / processes if rate else 0.0
         total += seconds
         state = "done" if done == chunks else f"{done}/{chunks}" if done else "new"
+        if before and task.model != before:
+            table.add_section()
         table.add_row(
-            escape(task.model),
+            "" if task.model == before else escape(task.model),
             task.probe.name,
-            f"{len(task.images):,}",
+            *([f"{len(task.images):,}"] if counts else []),
             f"{left:,.0f}",
             f"{rate * processes:,.0f}" if rate else "",
             duration(seconds) if rate else "",
             state,
         )
+        before = task.model
     most = size(max((task.memory for task, *_ in rows), default=0))
     who = f"{processes} process{'es' if processes > 1 else ''}"
     table.caption = f"about {duration(total)} in all with {who}, {most} of memory beside the activations"

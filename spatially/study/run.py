@@ -53,8 +53,8 @@ def run_study(
         processes.wait()
         left = [task for task in tasks if not _finished(store, task, overwrite=overwrite)]
         _show_plan(tasks, left, store, processes, console)
-        for one in skipped:
-            console.print(escape(str(one)), style="yellow")
+        for line in _said_once(skipped, len(study.models)):
+            console.print(escape(line), style="yellow")
         if names := study.left_out:
             ask = f"--probes {','.join([ALL, *names])}"
             console.print(f"skipped {', '.join(names)}: long to measure; to have it too: {ask}", style="yellow")
@@ -77,8 +77,15 @@ class Skipped:
     probe: str
     reason: str
 
-    def __str__(self) -> str:
-        return f"skipped {self.probe} of {self.model}: {self.reason}"
+
+def _said_once(skipped: Sequence[Skipped], models: int) -> Iterator[str]:
+    """A line for each reason, with all the models that have it."""
+    of: dict[tuple[str, str], list[str]] = {}
+    for one in skipped:
+        of.setdefault((one.probe, one.reason), []).append(one.model)
+    for (probe, reason), names in of.items():
+        whose = "" if len(names) == models > 1 else f" of {', '.join(names)}"
+        yield f"skipped {probe}{whose}: {reason}"
 
 
 def _prepare(study: Study, processes: Processes, device: str) -> tuple[list[Task], list[Skipped]]:

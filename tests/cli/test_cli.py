@@ -44,7 +44,7 @@ def test_probe_then_report(run: Callable, tmp_path: Path) -> None:
         "probe", *MODEL, *SMALL, "--probes", "sensitivity,paste", "--set", "paste.block=8", "--out", tmp_path
     )
     assert code == 0
-    assert "structure reliance" in out
+    assert "Structure reliance" in out
     result = load_dataset(tmp_path / "results" / "resnet10t.sensitivity.nc", engine="h5netcdf")
     assert result.sizes == {"image": 24, "kind": 2, "block": 1, "ratio": 2}
     assert result.attrs["command"].startswith("spatially probe resnet10t --data shapes")
@@ -275,3 +275,28 @@ def test_demo_calibrates_the_ruler(run: Callable, tmp_path: Path) -> None:
     assert template.structure_reliance.sel(block=8) > 0.9
     closed_form = bag.attrs["bag_accuracy"]
     assert own.accuracy_low.sel(ratio=0) <= closed_form <= own.accuracy_high.sel(ratio=0)
+
+
+def test_demo_runs_every_probe_on_calibrators_and_trained_models(run: Callable, tmp_path: Path) -> None:
+    """Those of every kind: whole numbers for weights, centred fields, a plain convolutional network."""
+    models = "bag_of_patches,rigid_template,demo/swin_m,demo/cnn"
+    code, said, _ = run("demo", "--models", models, "--limit", 24, "--out", tmp_path, "--device", "cpu")
+    assert code == 0
+    found: dict[str, set[str]] = {}
+    for path in (tmp_path / "results").glob("*.nc"):
+        model, probe, _ = path.name.split(".")
+        found.setdefault(model, set()).add(probe)
+    behaviour = {"sensitivity", "paste", "frequency_noise", "cost"}
+    inside = {"fourier", "variance", "receptive_field", "interaction_ratio", "robustness"}
+    assert found == {
+        "bag_of_patches": behaviour,
+        "rigid_template": {*behaviour, "receptive_field", "robustness"},
+        "demo_swin_m": behaviour | inside,
+        "demo_cnn": behaviour | inside,
+    }
+    lines = [line for line in said.splitlines() if line.strip("│ ").startswith("demo/swin_m")]
+    assert "100.0%" in lines[-1]
+    page = (tmp_path / "report.html").read_text()
+    sections = ["sensitivity", "paste", "fourier", "variance", "receptive_field", "interaction_ratio", "cost"]
+    places = [page.index(f'id="{name}"') for name in sections]
+    assert places == sorted(places)

@@ -87,3 +87,19 @@ def test_a_model_that_reads_values_is_counted_for_real() -> None:
             return super().forward(images.flatten(1))
 
     assert count_model(Curious(3 * 4 * 4, 5), (4, 4)) == (240, 5)
+
+
+def test_a_model_whose_numbers_are_whole() -> None:
+    """Its first buffer says nothing of the images, which stay floats."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(3, dtype=torch.uint8))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            assert images.is_floating_point()
+            assert images.sum().item() == 0
+            return images.flatten(1) @ torch.zeros(48, 5)
+
+    assert count_model(Counting(), (4, 4)) == (240, 5)
