@@ -132,6 +132,7 @@ def measure_receptive_field(
     """The probe against the gradient of the middle of the last map with respect to the input."""
     rows, probe = np.arange(len(images)), ReceptiveField()
     place, (row, column) = probe.target(subject)
+    measure = probe.measurer(subject, images, batch=len(rows))
     shown = subject.normalise(as_float(images.batch(rows, subject.device)[0]))
 
     def bare() -> Tensor:
@@ -146,12 +147,12 @@ def measure_receptive_field(
 
     def alone() -> None:
         for one in rows[: min(len(rows), 4)]:
-            probe.measure(subject, images, rows[one : one + 1])
+            measure(rows[one : one + 1])
 
     with frozen(subject.model):
         found = ratios(
             bare,
-            {"field/bare": lambda: probe.measure(subject, images, rows), "one by one": alone},
+            {"field/bare": lambda: measure(rows), "one by one": alone},
             subject.device,
             rounds=rounds,
             passes=passes,

@@ -16,10 +16,10 @@ heads lie in them, and where in the image every query and key belongs: windows, 
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -32,6 +32,7 @@ from spatially.observe import attention_calls as calls
 from spatially.observe.attention_layers import Layer, Weights
 from spatially.observe.attention_sources import MultiHead, Products, Source, Squares, Written
 from spatially.observe.attention_trace import Call, Convolution, Trace, fields, trace
+from spatially.observe.parts import walk
 
 if TYPE_CHECKING:
     from spatially.subject import Subject
@@ -108,7 +109,7 @@ class attention(TorchFunctionMode, Sequence[tuple[Layer, Tensor]]):
 
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        if self._inside and not _aside.get() and (kind := calls.kind_of(function)) is not None:
+        if self._inside and (kind := calls.kind_of(function)) is not None and not _aside.get():
             self._see(kind, function, args, kwargs or {}, result)
         return result
 
@@ -146,8 +147,7 @@ class attention(TorchFunctionMode, Sequence[tuple[Layer, Tensor]]):
             return
         with _step_aside():
             source = _source(call, function, arguments, options, result)
-            device = (result[0] if isinstance(result, tuple) else result).device
-            weights = Weights(call.layer, source, call.arrangement, self._batch, device)
+            weights = Weights(call.layer, source, call.arrangement, self._batch)
             if self._consumer is None:
                 self._kept.append((call.layer, weights.whole()))
             else:
@@ -195,34 +195,36 @@ def _known_trace(model: nn.Module, images: Tensor) -> Trace:
     return known[state]
 
 
-def _signature(model: nn.Module) -> int:
+def _signature(model: nn.Module) -> tuple[Any, ...]:
     """What a model's way of computing depends on: its modules and their plain settings. Asked before every pass."""
-    return hash(tuple([(name, id(module), *_settings(module)) for name, module in model.named_modules()]))
+    found: list[Any] = []
+    for module in walk(model):
+        found += (id(module), type(module), module.training, *module._modules)
+        for name, value in _settings(module):
+            kind = type(value)
+            if kind in _SCALARS:
+                found += (name, kind, value)  # 1, 1.0 and True are equal
+            elif _plain(value):
+                found += (name, repr(value))
+    return tuple(found)
 
 
-def _settings(module: nn.Module) -> list[Any]:
-    found: list[Any] = [type(module)]
-    for name, value in vars(module).items():
-        kind = type(value)
-        if kind in _CONTAINERS:  # of parameters, modules, hooks
-            continue
-        if kind in _SCALARS:
-            found.append((name, value))
-        elif kind in (list, tuple) and _plain(value):
-            found.append((name, repr(value)))
-        elif isinstance(value, (int, float, str)):  # such as an enumeration's
-            found.append((name, value))
-    return found
+def _settings(module: nn.Module) -> Iterable[tuple[str, Any]]:
+    """What was set on a module beyond what all modules have, which comes first unless somebody was earlier."""
+    own = vars(module)
+    if tuple(islice(own, len(_COMMON))) != _COMMON:
+        return own.items()
+    return islice(own.items(), len(_COMMON), None)
 
 
-_CONTAINERS = frozenset({dict, OrderedDict, set})
+_COMMON = tuple(vars(nn.Module()))
 _SCALARS = frozenset({bool, int, float, str, type(None)})
 
 
 def _plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(_plain(one) for one in value)
-    return value is None or isinstance(value, (bool, int, float, str))
+    return value is None or isinstance(value, (int, float, str))
 
 
 def _source(call: Call, function: Any, arguments: tuple[Any, ...], options: Any, result: Any) -> Source:

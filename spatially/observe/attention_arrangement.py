@@ -9,6 +9,8 @@ image 1 stand one step beyond those of image 0, on one axis.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
@@ -66,6 +68,24 @@ class Arrangement:
     def heads(self) -> int:
         return self.lead.shape[2]
 
+    @cached_property
+    def follows(self) -> bool:
+        """Whether the windows and heads of an image follow each other on the leading axes, and the images on the first."""
+        sizes = [self.step, *(int(one.max()) + 1 for one in self.lead[1:])]
+        if self.axis or prod(sizes) != self.windows * self.heads:
+            return False
+        number = torch.zeros_like(self.lead[0])
+        for one, size in zip(self.lead, sizes, strict=True):
+            number = number * size + one
+        return bool((number.flatten() == torch.arange(number.numel(), device=number.device)).all())
+
+    def pick(self, tensor: Tensor, images: range, batch: int) -> Tensor:
+        """Of (leading axes, n, m): what belongs to some images of the batch, (images, windows, heads, n, m)."""
+        if self.follows and images.step == 1:
+            own = tensor[images.start * self.step : images.stop * self.step]
+            return own.reshape(len(images), self.windows, self.heads, *tensor.shape[-2:])
+        return tensor[self.index(torch.tensor(images, device=self.lead.device), batch)]
+
     def index(self, images: Tensor, batch: int) -> tuple[Tensor, ...]:
         """For each leading axis, the index of (image, window, head), of `images` among `batch`."""
         found = [one.expand(len(images), -1, -1) for one in self.lead]
@@ -85,6 +105,7 @@ def arrange(query: Points, key: Points) -> Arrangement:
     key_position, key_grid, key_tokens = _positions(keys, image)
     _, window = torch.unique(torch.cat([query_position, key_position], 1), dim=0, return_inverse=True)
     count = int(window.max()) + 1
+    window = _as_they_come(window, count)
     members = torch.bincount(image * count + window, minlength=2 * count)
     if (members != members[0]).any():
         raise NotPlaced("its windows have different numbers of heads")
@@ -105,6 +126,13 @@ def arrange(query: Points, key: Points) -> Arrangement:
         keys=_axis(key_position[first], key_grid, key_tokens, padding=padding),
         reach=int((key_position >= 0).sum(1).max()),
     )
+
+
+def _as_they_come(window: Tensor, count: int) -> Tensor:
+    """The windows numbered in the order in which they first come up."""
+    places = torch.arange(len(window), device=window.device)
+    first = places.new_full((count,), len(window)).scatter_reduce(0, window, places, "amin")
+    return first.argsort().argsort()[window]
 
 
 def _image(queries: Points, keys: Points) -> Tensor:

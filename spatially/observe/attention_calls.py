@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch.nn.functional as F
@@ -25,6 +26,7 @@ _FUSED_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", 
 _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 
+@lru_cache(1024)  # every function that the model calls is asked
 def kind_of(function: Any) -> str | None:
     """Which kind of attention, or softmax, a function is; None for all others."""
     return _KINDS.get(name_of(function))

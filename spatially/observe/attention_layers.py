@@ -55,14 +55,11 @@ class Weights:
     `weights.parts()` gives a few images at a time. The axes hold the prefix first, then the image row by row.
     """
 
-    def __init__(
-        self, layer: Layer, source: Source, arrangement: Arrangement, images: int, device: torch.device
-    ) -> None:
+    def __init__(self, layer: Layer, source: Source, arrangement: Arrangement, images: int) -> None:
         self.layer = layer
         self.arrangement = arrangement
         self._source: Source | None = source
         self._images = images
-        self._device = device
 
     def __len__(self) -> int:
         return self._images
@@ -104,8 +101,7 @@ class Weights:
             raise UserError(
                 "attention weights live while their consumer runs: keep what you need of them, not themselves"
             )
-        chosen = torch.arange(self._images, device=self._device)[images]
-        return self._source.take(chosen, self._images)
+        return self._source.take(range(self._images)[images], self._images)
 
     def local_parts(self, size: int = PART) -> Iterator[tuple[slice, Tensor]]:
         """`local`, as many images at a time as `size` bytes hold."""

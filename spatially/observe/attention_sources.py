@@ -7,6 +7,7 @@ Each source gives (images, windows, heads, queries, keys).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,12 +22,19 @@ from spatially.observe.attention_arrangement import Arrangement
 class Source(Protocol):
     """The weights of one layer in one forward pass."""
 
-    def take(self, images: Tensor, batch: int) -> Tensor: ...
+    def take(self, images: range, batch: int) -> Tensor: ...
 
 
 def exact(tensor: Tensor) -> Tensor:
     """Half precision as single."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def exactly(tensor: Tensor) -> AbstractContextManager[Any]:
+    """While this lasts, autocast does not make half precision of it. Where there is none, nothing is asked of it: contexts
+    are dear beside the launch of a kernel."""
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -40,18 +48,20 @@ class Products:
     scale: float
     causal: bool
 
-    def take(self, images: Tensor, batch: int) -> Tensor:
-        index = self.arrangement.index(images, batch)
+    def take(self, images: range, batch: int) -> Tensor:
         lead = self.query.shape[:-2]
-        query, key = (exact(one.expand(*lead, *one.shape[-2:])[index]) for one in (self.query, self.key))
-        with torch.autocast(query.device.type, enabled=False):
+        query, key = (
+            exact(self.arrangement.pick(one.expand(*lead, *one.shape[-2:]), images, batch))
+            for one in (self.query, self.key)
+        )
+        with exactly(query):
             logits = (query * self.scale) @ key.mT
         if self.causal:
             logits = logits.masked_fill(
                 torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril().logical_not(), -torch.inf
             )
         if self.mask is not None:
-            mask = self.mask.expand(*lead, *self.mask.shape[-2:])[index]
+            mask = self.arrangement.pick(self.mask.expand(*lead, *self.mask.shape[-2:]), images, batch)
             logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
         return logits.softmax(-1)
 
@@ -63,8 +73,8 @@ class Written:
     arrangement: Arrangement
     weights: Tensor
 
-    def take(self, images: Tensor, batch: int) -> Tensor:
-        return exact(self.weights[self.arrangement.index(images, batch)])
+    def take(self, images: range, batch: int) -> Tensor:
+        return exact(self.arrangement.pick(self.weights, images, batch))
 
 
 @dataclass(frozen=True)
@@ -75,8 +85,9 @@ class MultiHead:
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
 
-    def take(self, images: Tensor, batch: int) -> Tensor:
-        lead = self.arrangement.index(images, batch)[0][..., 0].flatten()
+    def take(self, images: range, batch: int) -> Tensor:
+        device = self.arguments["query"].device
+        lead = self.arrangement.index(torch.tensor(images, device=device), batch)[0][..., 0].flatten()
         heads, given = self.arguments["num_heads"], dict(self.arguments)
         for name in ("query", "key", "value"):
             given[name] = given[name].index_select(1, lead)
@@ -101,9 +112,10 @@ class Squares:
     bias: Tensor | None
     scale: float
 
-    def take(self, images: Tensor, batch: int) -> Tensor:
-        query, key = (exact(one.index_select(0, images)) for one in (self.query, self.key))
-        with torch.autocast(query.device.type, enabled=False):
+    def take(self, images: range, batch: int) -> Tensor:
+        some = slice(images.start, images.stop, images.step)
+        query, key = (exact(one[some]) for one in (self.query, self.key))
+        with exactly(query):
             keys = squares(key, self.rows, self.columns)  # (b, H, W, heads, window², D)
             logits = ((query * self.scale).unsqueeze(-2) @ keys.mT).squeeze(-2)
         if self.bias is not None:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from spatially.errors import NotApplicable, unknown
 from spatially.observe.layout import IMAGES, Layout, layout_of
+from spatially.observe.parts import parts_of
 from spatially.observe.provenance import Record, Step, record
 from spatially.observe.residual import ACTIVATIONS, Point, find_points
 from spatially.observe.stream import Consumer, Place, Spot, spot_at, spots_of, stream
@@ -55,7 +56,7 @@ class feature_map(stream):  # reads like the function it is to its users
         layer: str | int = FINAL,
         found: FoundMap | None = None,
     ) -> None:
-        """`found` is what `found()` of another one said of this model, which need not be looked for again."""
+        """`found` is what `found()` of another one said of this model as it is, which need not be looked for again."""
         super().__init__(subject, consumer)
         self._layer = layer
         self._already = found
@@ -76,7 +77,8 @@ class feature_map(stream):  # reads like the function it is to its users
         return self.found().source(row, column)
 
     def spots(self, size: tuple[int, int]) -> list[Spot]:
-        return [(self._already or self._found(size)).spot]
+        known = self._already if size == self._subject.preprocessing.input_size else None
+        return [(known or self._found(size)).spot]
 
     def _found(self, size: tuple[int, int]) -> FoundMap:
         final, points = maps_of(self._subject, size)
@@ -115,8 +117,7 @@ _FOUND: WeakKeyDictionary[nn.Module, dict[Any, tuple[FoundMap, list[FoundMap]]]]
 
 def maps_of(subject: Subject, size: tuple[int, int]) -> tuple[FoundMap, list[FoundMap]]:
     """The last feature map and the points of the stream, found once for as long as the model's modules are the same."""
-    modules = tuple((name, type(module)) for name, module in subject.model.named_modules())
-    key = (size, subject.dtype, subject.device, modules)
+    key = (size, subject.dtype, subject.device, parts_of(subject.model))
     known = _FOUND.setdefault(subject.model, {})
     if key not in known:
         images = subject.normalise(torch.full((IMAGES, 3, *size), 0.5, device=subject.device))

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from spatially.errors import NotApplicable, UserError
 from spatially.observe.layout import IMAGES, Layout
+from spatially.observe.parts import parts_of
 from spatially.observe.provenance import Record, Step, record
 from spatially.observe.residual import find_points
 from spatially.subject import Subject
@@ -69,7 +70,6 @@ class stream:
         self._subject = subject
         self._consumer = consumer or self._keep
         self._kept: list[tuple[Place, Tensor]] = []
-        self._known: dict[tuple[int, int], list[Spot]] = {}
         self._open = ExitStack()
 
     def places(self) -> list[Place]:
@@ -82,7 +82,6 @@ class stream:
 
     def __enter__(self) -> stream:
         model, watch = self._subject.model, _Watch(self._consumer)
-        self._known.clear()
 
         def begin(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             if watch.apart:
@@ -90,10 +89,9 @@ class stream:
             images = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
             height, width = images.shape[-2:]
             self._kept.clear()
-            if (height, width) not in self._known:  # asking whether the modules are the same takes a while
-                with watch.aside():
-                    self._known[height, width] = self.spots((height, width))
-            watch.begin(self._known[height, width], len(images))
+            with watch.aside():
+                spots = self.spots((height, width))
+            watch.begin(spots, len(images))
 
         def end(*_: Any) -> None:
             if not watch.apart:
@@ -209,8 +207,7 @@ _FOUND: WeakKeyDictionary[nn.Module, dict[Any, list[Spot]]] = WeakKeyDictionary(
 def spots_of(subject: Subject, size: tuple[int, int]) -> list[Spot]:
     """The points of a model's stream for images of one size, found once for as long as its modules are the same."""
     model = subject.model
-    modules = tuple((name, type(module)) for name, module in model.named_modules())
-    key = (size, subject.dtype, subject.device, modules)
+    key = (size, subject.dtype, subject.device, parts_of(model))
     known = _FOUND.setdefault(model, {})
     if key not in known:
         # What is found serves later passes that take gradients, so nothing of it may be an inference tensor.

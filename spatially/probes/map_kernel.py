@@ -88,7 +88,8 @@ def sum_channels(
     real = tl.dot(level, cosines, input_precision="tf32x3")
     imaginary = tl.dot(level, sines, input_precision="tf32x3")
     sums += program.to(tl.int64) * (NUMBERS + SIZE)
-    tl.store(sums, tl.sum(tl.maximum(tl.sum(squares, 1) - total * total / positions, 0.0)))
+    spread = tl.sum(squares, 1) - total * total / positions
+    tl.store(sums, tl.sum(tl.where(spread < 0, 0.0, spread)))  # a maximum would hide what is no number
     lowest = tl.abs(total + tl.sum(shift, 1) * positions) + smallest
     tl.store(sums + 1, tl.sum(tl.where(taken, tl.log(lowest), 0.0)))
     logarithms = tl.log(tl.sqrt(real * real + imaginary * imaginary) + smallest)

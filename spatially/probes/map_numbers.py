@@ -73,7 +73,7 @@ def finish(parts: Sequence[Sums]) -> list[MapNumbers]:
     """The numbers of each map, from what was summed up; maps whose sums look alike are finished together."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for number, part in enumerate(parts):
-        alike.setdefault((part.sums.shape, *part[1:]), []).append(number)
+        alike.setdefault((part.sums.shape, part.sums.device, *part[1:]), []).append(number)
     found: dict[int, MapNumbers] = {}
     for members in alike.values():
         _, channels, positions, bins = parts[members[0]]

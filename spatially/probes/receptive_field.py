@@ -44,7 +44,7 @@ from spatially.observe.finite import not_finite
 from spatially.observe.position import as_position, centre, check_place
 from spatially.observe.stream import Place
 from spatially.perturb.pixels import as_float
-from spatially.probes.base import Drawing, Probe, Rows
+from spatially.probes.base import Drawing, Measurer, Probe, Rows
 from spatially.probes.gaussian_fit import BASELINES, fit_gaussian
 from spatially.probes.variants import GIVEN, VARIANTS, check_variant, variant
 
@@ -149,45 +149,60 @@ class ReceptiveField(Probe):
     def measure(
         self, subject: Subject, images: Images, rows: Rows, *, stopped: NDArray[np.bool_] | None = None
     ) -> xr.Dataset:
-        pixels, _, index = images.batch(rows, subject.device)
-        shown = as_float(pixels)
-        second = (randomness.image_bits(randomness.stream(self.seed, "halves"), index) & 1).bool()
+        return self.measurer(subject, images, batch=len(rows))(rows, stopped=stopped)
+
+    def measurer(self, subject: Subject, images: Images, *, batch: int) -> Measurer:
+        """With the place found once for all chunks: what is asked between two passes keeps a GPU waiting."""
         found = feature_map(subject, layer=self.layer).found()
         place = found.spot.place
         row, column = self._position(place)
         source = found.source(row, column)
+        constants = {
+            "variant": list(self.variants),
+            "name": place.name,
+            "kind": place.kind,
+            "row": row,
+            "column": column,
+            "rows": place.grid[0],
+            "columns": place.grid[1],
+            "source_y": source[0],
+            "source_x": source[1],
+        }
+        coordinates = xr.Dataset(coords=constants).coords
+
+        def measure(rows: Rows, *, stopped: NDArray[np.bool_] | None = None) -> xr.Dataset:
+            pixels, _, index = images.batch(rows, subject.device)
+            sums, moments, counts = self._sums(subject, as_float(pixels), index, row, column, found)
+            outcomes = {
+                "total": (("variant", "half", "y", "x"), sums),
+                "moments": (("variant", "moment"), moments),
+                "count": ("half", counts),
+            }
+            return xr.Dataset(outcomes, coords=coordinates)
+
+        return measure
+
+    def _sums(
+        self, subject: Subject, pixels: Tensor, index: Tensor, row: int, column: int, found: FoundMap
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+        """Of the images of either half: the sum of their fields (variant, half, y, x), the moments, and their number."""
+        second = (randomness.image_bits(randomness.stream(self.seed, "halves"), index) & 1).bool()
         members = torch.stack([~second, second]).double()
-        totals, moments = [], []
+        sums, moments = [], []
         for name in self.variants:
             with variant(subject, name, seed=self.seed, zero=self.reset == "zero") as one:
                 known = found if one.model is subject.model else None
-                fields, features = self.fields(one, shown, row, column, found=known)
-                sums = members @ fields.flatten(1).double()
+                fields, features = self.fields(one, pixels, row, column, found=known)
+                total = members @ fields.flatten(1).double()
                 spread = _moments(features.relu() if self.style == REPLKNET else features)
                 # A GPU that is asked for numbers once has more in the queue meanwhile.
-                numbers = torch.cat([spread, sums.flatten()]).cpu().numpy()
+                numbers = torch.cat([spread, members.sum(1), total.flatten()]).cpu().numpy()
                 if not np.isfinite(numbers).all():
-                    raise not_finite(one, shown, "the receptive field")
-            totals.append(numbers[len(spread) :].reshape(2, *fields.shape[1:]))
-            moments.append(numbers[: len(spread)])
-        return xr.Dataset(
-            {
-                "total": (("variant", "half", "y", "x"), np.stack(totals)),
-                "moments": (("variant", "moment"), np.stack(moments)),
-                "count": ("half", [int((~second).sum()), int(second.sum())]),
-            },
-            coords={
-                "variant": list(self.variants),
-                "name": place.name,
-                "kind": place.kind,
-                "row": row,
-                "column": column,
-                "rows": place.grid[0],
-                "columns": place.grid[1],
-                "source_y": source[0],
-                "source_x": source[1],
-            },
-        )
+                    raise not_finite(one, pixels, "the receptive field")
+            spread_, counts, totals = np.split(numbers, [len(spread), len(spread) + 2])
+            sums.append(totals.reshape(2, *fields.shape[1:]))
+            moments.append(spread_)
+        return np.stack(sums), np.stack(moments), counts.astype(np.int64)
 
     def fields(
         self, subject: Subject, pixels: Tensor, row: int, column: int, *, found: FoundMap | None = None
@@ -203,14 +218,13 @@ class ReceptiveField(Probe):
             # Each image's target depends on that image alone, so the gradient of their sum is the gradient of each.
             target = accurate.relu().sum() if self.style == REPLKNET else accurate.mean(1).sum()
             (gradient,) = torch.autograd.grad(target, shown)
+        accurate = accurate.detach()
+        plain = gradient.sum(1) if self.style == REPLKNET else gradient.mean(1)
         # 0, or NaN where anything is not finite, also what a ReLU would hide.
-        nothing = 0 * (gradient.sum((1, 2, 3)) + accurate.detach().sum(1))[:, None, None]
-        # From pixels to the model's own input, which is (pixels − mean) / deviation.
-        gradient = gradient * gradient.new_tensor(subject.preprocessing.std).view(3, 1, 1)
+        nothing = 0 * (plain.sum((1, 2)) + accurate.sum(1))[:, None, None]
         if self.style == REPLKNET:
-            return gradient.relu().sum(1) + nothing, accurate.detach()
-        plain = gradient.mean(1)
-        return (plain if self.style == LUO else plain.relu()) + nothing, accurate.detach()
+            return gradient.relu().sum(1) + nothing, accurate
+        return (plain if self.style == LUO else plain.relu()) + nothing, accurate
 
     def join(self, parts: Sequence[xr.Dataset]) -> xr.Dataset:
         """The chunks' sums, added in the order of the chunks."""
@@ -302,16 +316,16 @@ def squares(
 
 @contextmanager
 def observed(subject: Subject, layer: str | int, take: Any, *, found: FoundMap | None = None) -> Iterator[Any]:
-    """A function of pixels that runs the subject and gives what ``take`` takes of the layer's map, and the pixels that it can
-    be differentiated by. The weights need no gradients meanwhile, which saves time and memory."""
+    """A function of pixels that runs the subject and gives what ``take`` takes of the layer's map, and the normalised images
+    that it can be differentiated by. The weights need no gradients meanwhile, which saves time and memory."""
 
     def run(pixels: Tensor) -> tuple[Tensor, Tensor]:
-        wide = torch.float64 if subject.dtype == torch.float64 else torch.float32
-        shown = pixels.detach().to(device=subject.device, dtype=wide, copy=True).requires_grad_()
+        shown = subject.normalise(pixels).detach().requires_grad_()
         taken: list[Tensor] = []
         # The model may overwrite its map later on: the copy is of one position.
-        with feature_map(subject, lambda place, map: taken.append(take(map).clone()), layer=layer, found=found):
-            subject(shown)
+        watch = feature_map(subject, lambda place, map: taken.append(take(map).clone()), layer=layer, found=found)
+        with watch, subject.precision():
+            subject.model(shown)
         return taken[0], shown
 
     with frozen(subject.model), torch.inference_mode(False), torch.enable_grad():
@@ -321,7 +335,9 @@ def observed(subject: Subject, layer: str | int, take: Any, *, found: FoundMap |
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
     """No parameter asks for a gradient while this lasts."""
-    asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # `model.parameters()` takes a millisecond of a ResNet-50's pass, since it looks for those that are shared.
+    everything = (one for module in model.modules() for one in module._parameters.values())
+    asking = [one for one in everything if one is not None and one.requires_grad]
     for parameter in asking:
         parameter.requires_grad_(False)
     try:

@@ -437,6 +437,21 @@ def test_batches_sizes_and_changes_of_the_model():
     assert torch.equal((first > 1e-9).any(0).any(0), (second > 1e-9).any(0).any(0))
 
 
+@pytest.mark.parametrize(
+    ("before", "after"), [(-1, -2), (1, True), ((1, 2), (2, 1)), (torch.Size([1]), torch.Size([2]))]
+)
+def test_settings_that_hash_alike_are_told_apart(before, after):
+    """-1 and -2 have one hash, 1 and True are equal."""
+    model = nn.Sequential(nn.Softmax(dim=-1), nn.Identity())
+    known = import_module("spatially.observe.attention")
+    model[0].dim = before
+    first = known._signature(model)
+    model[0].dim = after
+    assert known._signature(model) != first
+    model[0].dim = before
+    assert known._signature(model) == first
+
+
 def test_gradients_flow_through_maps_and_outputs_stay():
     subject, images = subject_of("timm vit"), pictures(64).requires_grad_()
     with attention(subject) as maps:

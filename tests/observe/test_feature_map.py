@@ -152,6 +152,16 @@ def test_where_positions_come_from() -> None:
     assert feature_map(resnet).source(3, 3) == (96.5, 96.5)
 
 
+def test_what_was_found_at_one_size_is_not_taken_for_another() -> None:
+    subject = subject_of(timm.create_model("resnet18"), 64)
+    found = feature_map(subject).found()
+    shapes = []
+    with torch.no_grad(), feature_map(subject, lambda place, map: shapes.append(map.shape[2:]), found=found):
+        for side in (64, 96):
+            subject(torch.rand(1, 3, side, side))
+    assert shapes == [(2, 2), (3, 3)]
+
+
 def test_rectangles_and_gradients() -> None:
     subject = subject_of(timm.create_model("resnet10t", num_classes=5), (64, 96))
     assert feature_map(subject).place().grid == (2, 3)

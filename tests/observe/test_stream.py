@@ -283,6 +283,17 @@ def test_a_changed_model_is_looked_at_again() -> None:
     assert len(stream(subject).places()) == before - 2
 
 
+def test_a_part_is_exchanged_while_it_is_watched() -> None:
+    subject = spatially.load("resnet18", pretrained=False, input_size=64, device="cpu")
+    images = torch.rand(2, 3, 64, 64)
+    with stream(subject) as points:
+        subject(images)
+        before = len(points)
+        subject.model.layer4[1] = nn.Identity()
+        subject(images)
+        assert len(points) == before - 1
+
+
 def test_half_precision_and_double() -> None:
     for dtype, expected in (("bfloat16", (torch.bfloat16, torch.float32)), ("float64", (torch.float64,))):
         subject = subject_of("timm vit", dtype=dtype)

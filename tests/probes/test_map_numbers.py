@@ -39,3 +39,15 @@ def test_maps_are_finished_together_as_alone():
     maps = [torch.randn(2, 20, side, side, generator=generator).to(DEVICE) for side in (4, 6, 4)]
     for one, alone in zip(finish([sum_up(map) for map in maps]), map(map_numbers, maps), strict=True):
         assert all(torch.equal(*pair) for pair in zip(one, alone, strict=True))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_no_number_is_not_hidden(bad):
+    """The layer in which it began is to be named."""
+    maps = torch.randn(3, 20, 4, 4, generator=torch.Generator().manual_seed(0))
+    maps[1, 2, 3, 0] = bad
+    maps[2] = bad
+    found = map_numbers(maps.to(DEVICE))
+    for numbers in (found.variance[:, None], found.log_amplitude):
+        assert numbers[0].isfinite().all()
+        assert not numbers[1:].isfinite().any(dim=1).any()
