@@ -35,6 +35,8 @@ def colour_bar(
 
 
 def scaled(values: np.ndarray) -> np.ndarray:
-    """From 0 at the least to 1 at the most; what is the same everywhere is 0."""
+    """From 0 at the least to 1 at the most; what is the same everywhere is 0, and what is undefined stays so."""
+    if np.isnan(values).all():
+        return values
     low, high = np.nanmin(values), np.nanmax(values)
     return (values - low) / (high - low) if high > low else np.zeros_like(values)

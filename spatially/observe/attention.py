@@ -16,10 +16,9 @@ heads lie in them, and where in the image every query and key belongs: windows, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -32,7 +31,7 @@ from spatially.observe import attention_calls as calls
 from spatially.observe.attention_layers import Layer, Weights
 from spatially.observe.attention_sources import MultiHead, Products, Source, Squares, Written
 from spatially.observe.attention_trace import Call, Convolution, Trace, fields, trace
-from spatially.observe.parts import walk
+from spatially.observe.parts import signature
 
 if TYPE_CHECKING:
     from spatially.subject import Subject
@@ -181,7 +180,7 @@ def _known_trace(model: nn.Module, images: Tensor) -> Trace:
         str(images.device),
         torch.is_grad_enabled(),
         torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
-        _signature(model),
+        signature(model),
     )
     known = _traces.setdefault(model, {})
     if state not in known:
@@ -193,38 +192,6 @@ def _known_trace(model: nn.Module, images: Tensor) -> Trace:
         with _step_aside():
             known[state] = trace(model, pair)
     return known[state]
-
-
-def _signature(model: nn.Module) -> tuple[Any, ...]:
-    """What a model's way of computing depends on: its modules and their plain settings. Asked before every pass."""
-    found: list[Any] = []
-    for module in walk(model):
-        found += (id(module), type(module), module.training, *module._modules)
-        for name, value in _settings(module):
-            kind = type(value)
-            if kind in _SCALARS:
-                found += (name, kind, value)  # 1, 1.0 and True are equal
-            elif _plain(value):
-                found += (name, repr(value))
-    return tuple(found)
-
-
-def _settings(module: nn.Module) -> Iterable[tuple[str, Any]]:
-    """What was set on a module beyond what all modules have, which comes first unless somebody was earlier."""
-    own = vars(module)
-    if tuple(islice(own, len(_COMMON))) != _COMMON:
-        return own.items()
-    return islice(own.items(), len(_COMMON), None)
-
-
-_COMMON = tuple(vars(nn.Module()))
-_SCALARS = frozenset({bool, int, float, str, type(None)})
-
-
-def _plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(_plain(one) for one in value)
-    return value is None or isinstance(value, (int, float, str))
 
 
 def _source(call: Call, function: Any, arguments: tuple[Any, ...], options: Any, result: Any) -> Source:

@@ -25,15 +25,17 @@ from torch import Tensor, nn
 
 from spatially.errors import NotApplicable, unknown
 from spatially.observe.layout import IMAGES, Layout, layout_of
-from spatially.observe.parts import parts_of
+from spatially.observe.origin_rules import JOINS
+from spatially.observe.parts import signature
 from spatially.observe.provenance import Record, Step, record
 from spatially.observe.residual import ACTIVATIONS, Point, find_points
-from spatially.observe.stream import Consumer, Place, Spot, spot_at, spots_of, stream
+from spatially.observe.stream import Consumer, Place, Spot, known_of, spot_at, spots_of, stream
 from spatially.subject import Subject
 
 FINAL = "final"
 NORMS = frozenset({"layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "native_layer_norm"})
-MAKES_MAPS = frozenset({"convolution", "linear", "attention"})
+MAKES_MAPS = frozenset({"convolution", "linear", "attention", "addition"})
+PRODUCTS_BY_ELEMENT = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply"})
 
 
 class feature_map(stream):  # reads like the function it is to its users
@@ -116,9 +118,10 @@ _FOUND: WeakKeyDictionary[nn.Module, dict[Any, tuple[FoundMap, list[FoundMap]]]]
 
 
 def maps_of(subject: Subject, size: tuple[int, int]) -> tuple[FoundMap, list[FoundMap]]:
-    """The last feature map and the points of the stream, found once for as long as the model's modules are the same."""
-    key = (size, subject.dtype, subject.device, parts_of(subject.model))
-    known = _FOUND.setdefault(subject.model, {})
+    """The last feature map and the points of the stream, found once for as long as the model stays as it is."""
+    state = signature(subject.model)
+    key = (size, subject.dtype, subject.device, state)
+    known = known_of(_FOUND, subject.model, state)
     if key not in known:
         images = subject.normalise(torch.full((IMAGES, 3, *size), 0.5, device=subject.device))
         with torch.no_grad(), subject.precision():
@@ -145,19 +148,10 @@ def _found(passed: Record, step: Step, layout: Layout, place: Place) -> FoundMap
 
 
 def _final(passed: Record, points: Sequence[Point], subject: Subject) -> FoundMap:
-    maps = _Maps(passed)
-    if points:
-        last = passed.steps[points[-1].step]
-        norms = [one for one in maps.after(last, points[-1].layout.grid) if _is_norm(one, subject.model)]
-        step = norms[-1] if norms else last
-    else:
-        made = [one for one in passed.steps if _makes_a_map(one, subject.model) and maps.whole(one)]
-        if not made:
-            raise NotApplicable(
-                f"{subject.name} has no feature map: nothing that it computes has positions in the image"
-            )
-        step = made[-1]
-    step = maps.activated(step)
+    maps = _Maps(passed, subject.model)
+    step = maps.last(passed.steps[points[-1].step] if points else None)
+    if step is None:
+        raise NotApplicable(f"{subject.name} has no feature map: nothing that it computes has positions in the image")
     layout = maps.layout(step)
     assert layout is not None
     kind = points[-1].kind if points else "convolution"
@@ -165,22 +159,12 @@ def _final(passed: Record, points: Sequence[Point], subject: Subject) -> FoundMa
     return _found(passed, step, layout, place)
 
 
-def _is_norm(step: Step, model: nn.Module) -> bool:
-    """A normalisation, by its function or, for what is written out, by the name of its module."""
-    return step.name in NORMS or "norm" in type(model.get_submodule(step.module)).__name__.lower()
-
-
-def _makes_a_map(step: Step, model: nn.Module) -> bool:
-    return step.function is not None and (
-        step.kind in MAKES_MAPS or step.name in ACTIVATIONS or step.kind == "addition" or _is_norm(step, model)
-    )
-
-
 class _Maps:
-    """Which steps of a pass hold whole maps."""
+    """Which steps of a pass hold whole maps, and which of them is the last."""
 
-    def __init__(self, passed: Record) -> None:
+    def __init__(self, passed: Record, model: nn.Module) -> None:
         self._steps = passed.steps
+        self._model = model
         self._layouts: dict[int, Layout | None] = {}
 
     def layout(self, step: Step) -> Layout | None:
@@ -188,25 +172,74 @@ class _Maps:
             self._layouts[step.number] = None if step.points is None else layout_of(step.points)
         return self._layouts[step.number]
 
-    def whole(self, step: Step, grid: tuple[int, int] | None = None) -> bool:
+    def last(self, point: Step | None) -> Step | None:
+        """The last map, given the stream's last point; None where there is no map."""
+        if point is None:
+            made = [one for one in self._steps if self._makes_a_map(one)]
+            return self._finished(made[-1]) if made else None
+        later = self._after(point)
+        # What a head attends with is no feature map: its keys and values hold as many positions as the map they look at.
+        attends = any(one.kind == "attention" for one in later)
+        made = [] if attends else [one for one in later if self._transforms(one) and self._whole(one)]
+        start = made[-1] if made else point
+        layout = self.layout(start)
+        assert layout is not None
+        norms = [one for one in self._after(start) if self._is_norm(one) and self._whole(one, layout.grid)]
+        return self._finished(norms[-1] if norms else start)
+
+    def _whole(self, step: Step, grid: tuple[int, int] | None = None) -> bool:
         """Whether it holds a map, of more than one position, or on the given grid."""
         layout = self.layout(step)
         return layout is not None and (layout.grid == grid if grid else layout.grid != (1, 1))
 
-    def after(self, step: Step, grid: tuple[int, int]) -> list[Step]:
-        """The steps computed from ``step`` that hold a map on the grid."""
+    def _after(self, step: Step) -> list[Step]:
+        """The steps computed from ``step`` by calls that could be seen."""
         reached = {step.number}
         found = []
         for one in self._steps[step.number + 1 :]:
             if reached.intersection(one.parents):
                 reached.add(one.number)
-                if one.function is not None and self.whole(one, grid):
+                if one.function is not None:
                     found.append(one)
         return found
 
-    def activated(self, step: Step) -> Step:
-        """The activation that is applied to a step's result, if one is."""
+    def _finished(self, step: Step) -> Step:
+        """What becomes of a map by activations, gates and the addition of its branches, one directly after another."""
         for one in self._steps[step.number + 1 :]:
-            if step.number in one.parents and one.name in ACTIVATIONS and one.shape == step.shape and self.whole(one):
-                return self.activated(one)
+            if step.number in one.parents and one.shape == step.shape and self._finishes(one):
+                return self._finished(one)
         return step
+
+    def _finishes(self, step: Step) -> bool:
+        if step.function is None or not self._whole(step):
+            return False
+        return _activates(step) or self._gates(step) or (step.kind == "addition" and len(step.parents) == 2)
+
+    def _gates(self, step: Step) -> bool:
+        """A product of a map with one number for each of its channels that was computed from the image."""
+        others = [self._steps[parent] for parent in step.parents]
+        return step.name in PRODUCTS_BY_ELEMENT and [self._whole(one) for one in others].count(False) == 1 < len(others)
+
+    def _transforms(self, step: Step) -> bool:
+        return step.kind in ("convolution", "linear") or self._joins(step)
+
+    def _joins(self, step: Step) -> bool:
+        """Maps put beside each other, channel by channel."""
+        layout = self.layout(step)
+        if step.name not in JOINS or layout is None:
+            return False
+        before = [self.layout(self._steps[parent]) for parent in step.parents]
+        return all(one is None or one.channels < layout.channels for one in before)
+
+    def _is_norm(self, step: Step) -> bool:
+        """A normalisation, by its function or, for what is written out, by the name of its module."""
+        name = type(self._model.get_submodule(step.module)).__name__.lower()
+        return step.name in NORMS or "norm" in name or "affine" in name
+
+    def _makes_a_map(self, step: Step) -> bool:
+        makes = step.kind in MAKES_MAPS or _activates(step) or self._joins(step) or self._is_norm(step)
+        return step.function is not None and makes and self._whole(step)
+
+
+def _activates(step: Step) -> bool:
+    return step.name.rstrip("_") in ACTIVATIONS

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,12 +19,13 @@ from torch.overrides import TorchFunctionMode
 
 from spatially.errors import NotApplicable, UserError
 from spatially.observe.layout import IMAGES, Layout
-from spatially.observe.parts import parts_of
+from spatially.observe.parts import signature
 from spatially.observe.provenance import Record, Step, record
 from spatially.observe.residual import find_points
 from spatially.subject import Subject
 
 Consumer = Callable[["Place", Tensor], None]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -205,10 +206,11 @@ _FOUND: WeakKeyDictionary[nn.Module, dict[Any, list[Spot]]] = WeakKeyDictionary(
 
 
 def spots_of(subject: Subject, size: tuple[int, int]) -> list[Spot]:
-    """The points of a model's stream for images of one size, found once for as long as its modules are the same."""
+    """The points of a model's stream for images of one size, found once for as long as it stays as it is."""
     model = subject.model
-    key = (size, subject.dtype, subject.device, parts_of(model))
-    known = _FOUND.setdefault(model, {})
+    state = signature(model)
+    key = (size, subject.dtype, subject.device, state)
+    known = known_of(_FOUND, model, state)
     if key not in known:
         # What is found serves later passes that take gradients, so nothing of it may be an inference tensor.
         with torch.inference_mode(False), torch.no_grad(), subject.precision():
@@ -223,6 +225,14 @@ def spots_of(subject: Subject, size: tuple[int, int]) -> list[Spot]:
             f"{subject.name} has no residual stream: nowhere does it add what it computed from a map to that map"
         )
     return known[key]
+
+
+def known_of(found: WeakKeyDictionary[nn.Module, dict[Any, Found]], model: nn.Module, state: Any) -> dict[Any, Found]:
+    """What was found of a model in this state, without what was found of it in others; keys end with the state."""
+    known = found.setdefault(model, {})
+    for other in [one for one in known if one[-1] != state]:
+        del known[other]
+    return known
 
 
 def _spots(passed: Record) -> list[Spot]:

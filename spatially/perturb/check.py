@@ -18,7 +18,7 @@ def check_images(images: Tensor, *, name: str = "images") -> None:
 
 def check_block(block: int, *, height: int | None = None, width: int | None = None) -> int:
     """A block size of at least one pixel that fits into the image."""
-    if isinstance(block, bool) or not isinstance(block, Real) or int(block) != block or block < 1:
+    if isinstance(block, bool) or not isinstance(block, Real) or not block >= 1 or block % 1:
         raise UserError(f"block must be a whole number of pixels of at least 1, but came as {block!r}")
     if height is not None and width is not None and block > min(height, width):
         raise UserError(
@@ -29,7 +29,7 @@ def check_block(block: int, *, height: int | None = None, width: int | None = No
 
 def check_ratio(ratio: float) -> float:
     """A ratio of blocks from 0 to 1."""
-    if not isinstance(ratio, Real) or not 0 <= ratio <= 1:
+    if isinstance(ratio, bool) or not isinstance(ratio, Real) or not 0 <= ratio <= 1:
         raise UserError(f"ratio must lie in 0..1, but came as {ratio!r}")
     return float(ratio)
 

@@ -15,7 +15,7 @@ import dataclasses
 import json
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -168,6 +168,21 @@ def check_seed(seed: int) -> None:
     """A whole number: anything else would be hashed as well, and 1 and 1.0 would draw differently."""
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise UserError(f"seed must be a whole number, but came as {seed!r}")
+
+
+def check_switch(name: str, value: bool) -> None:
+    """True or false: a word such as "never" would count as true."""
+    if not isinstance(value, bool):
+        raise UserError(f"{name} must be true or false, but came as {value!r}")
+
+
+def several(values: Any) -> list[Any]:
+    """One value or many, as a list.
+
+    >>> several(8), several("mask"), several((8, 16))
+    ([8], ['mask'], [8, 16])
+    """
+    return list(values) if isinstance(values, Iterable) and not isinstance(values, str) else [values]
 
 
 def chance_of(subject: Subject) -> float:

@@ -38,8 +38,7 @@ from spatially import randomness
 from spatially.errors import UserError, first_line, unknown
 from spatially.models.costs import count_model
 from spatially.observe.live_memory import peak_memory
-from spatially.probes.base import Drawing, Probe, Rows, check_seed, device_name
-from spatially.probes.sensitivity import several
+from spatially.probes.base import Drawing, Probe, Rows, check_seed, device_name, several
 from spatially.subject.subject import logits_of
 
 if TYPE_CHECKING:

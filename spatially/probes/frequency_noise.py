@@ -31,9 +31,18 @@ from spatially.perturb.frequency import (
     ring,
 )
 from spatially.perturb.pixels import as_float
-from spatially.probes.base import Drawing, Probe, Rows, check_answers, check_numbers, check_seed, image_coordinates
+from spatially.probes.base import (
+    Drawing,
+    Probe,
+    Rows,
+    check_answers,
+    check_numbers,
+    check_seed,
+    image_coordinates,
+    several,
+)
 from spatially.probes.intervals import difference, wilson
-from spatially.probes.sensitivity import answer, several
+from spatially.probes.sensitivity import answer
 
 if TYPE_CHECKING:
     from spatially.data import Images

@@ -31,11 +31,10 @@ from spatially import randomness
 from spatially.errors import NotApplicable, UserError, unknown
 from spatially.observe.finite import not_finite
 from spatially.perturb.augment import check_augmentation, training_batch
-from spatially.probes.base import Drawing, Probe, Rows, check_answers, check_seed
+from spatially.probes.base import Drawing, Probe, Rows, check_answers, check_seed, check_switch, several
 from spatially.probes.hessian_vector import HessianVector, only_these_learn, select_parameters, twice_differentiable
 from spatially.probes.intervals import student, wilson
 from spatially.probes.lanczos import BOTH_ENDS, MAGNITUDE, WHICH, Spectrum, lanczos, rounding
-from spatially.probes.sensitivity import several
 
 if TYPE_CHECKING:
     from spatially.data import Images
@@ -90,8 +89,7 @@ class Hessian(Probe):
         ranks = self.count if self.which == MAGNITUDE else 2 * self.count
         for name, least in (("batch_size", 1), ("products", ranks), ("basis", 2 * ranks + 2)):
             _check_whole(name, getattr(self, name), least)
-        if not isinstance(self.confirm, bool):
-            raise UserError(f"confirm must be true or false, but came as {self.confirm!r}")
+        check_switch("confirm", self.confirm)
         for name, fits, words in (
             ("share", lambda x: 0 < x <= 1, "above 0 and at most 1"),
             ("tolerance", lambda x: 0 < x < 1, "between 0 and 1"),

@@ -23,7 +23,7 @@ from spatially.errors import NotApplicable, UserError, unknown
 from spatially.observe.attention import Layer, Weights, absent, attention
 from spatially.observe.attention_trace import Convolution, Trace
 from spatially.perturb.pixels import as_float
-from spatially.probes.base import Drawing, Probe, Rows, image_coordinates
+from spatially.probes.base import Drawing, Probe, Rows, check_seed, check_switch, image_coordinates, several
 from spatially.probes.layers import mean_over_images
 
 if TYPE_CHECKING:
@@ -58,12 +58,15 @@ class InteractionRatio(Probe):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "thresholds", tuple(float(one) for one in np.atleast_1d(self.thresholds)))
-        if not self.thresholds or not all(0 < one < 1 for one in self.thresholds):
-            raise UserError(f"thresholds must lie between 0 and 1, but came as {self.thresholds!r}")
+        check_seed(self.seed)
+        check_switch("renormalise", self.renormalise)
+        wanted = several(self.thresholds)
+        if not wanted or not all(isinstance(one, (int, float)) and 0 < one < 1 for one in wanted):
+            raise UserError(f"thresholds must be numbers between 0 and 1, but came as {self.thresholds!r}")
+        object.__setattr__(self, "thresholds", tuple(float(one) for one in wanted))
         if len(set(self.thresholds)) < len(self.thresholds):
             raise UserError(f"thresholds must differ, but came as {self.thresholds!r}")
-        if not isinstance(self.min_heads, int) or self.min_heads < 1:
+        if isinstance(self.min_heads, bool) or not isinstance(self.min_heads, int) or self.min_heads < 1:
             raise UserError(f"min_heads must be a whole number from 1 on, but came as {self.min_heads!r}")
         if self.convolutions not in CONVOLUTIONS:
             raise unknown("choice of convolutions", str(self.convolutions), CONVOLUTIONS)

@@ -21,7 +21,8 @@ half of that; it is ``converged`` when ``change`` is at most ``tolerance``.
 
 After a norm whose weights are all equal, as in an untrained ViT, the mean over channels is the same for every image, and its
 gradient is rounding error. ``signal``, how much the target varies over images relative to how much channels do, tells: below
-1e-5 the field is not to be trusted. ``style="replknet"``, or a layer before the norm, has no such blind spot.
+1e-5 the field is not to be trusted, and NaN where not even rounding is left. ``style="replknet"``, or a layer before the norm,
+has no such blind spot.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from spatially.observe.finite import not_finite
 from spatially.observe.position import as_position, centre, check_place
 from spatially.observe.stream import Place
 from spatially.perturb.pixels import as_float
-from spatially.probes.base import Drawing, Measurer, Probe, Rows
+from spatially.probes.base import Drawing, Measurer, Probe, Rows, check_seed, several
 from spatially.probes.gaussian_fit import BASELINES, fit_gaussian
 from spatially.probes.variants import GIVEN, VARIANTS, check_variant, variant
 
@@ -98,7 +99,8 @@ class ReceptiveField(Probe):
         ):
             if value not in allowed:
                 raise unknown(name, str(value), allowed)
-        wanted = (self.variants,) if isinstance(self.variants, str) else tuple(self.variants)
+        check_seed(self.seed)
+        wanted = tuple(several(self.variants))
         for one in wanted:
             if one not in VARIANTS:
                 raise unknown("variant", str(one), VARIANTS)
@@ -241,27 +243,29 @@ class ReceptiveField(Probe):
         sums = outcomes if several else outcomes.expand_dims("variant")
         totals = sums["total"].transpose("variant", "half", "y", "x").values
         counts = sums["count"].values.reshape(-1)[:2]
+        signals = [_signal(one) for one in sums["moments"].values]
         each = [
-            self._numbers(outcomes, name, halves, counts) for name, halves in zip(self.variants, totals, strict=True)
+            self._numbers(outcomes, name, halves, counts, signal)
+            for name, halves, signal in zip(self.variants, totals, signals, strict=True)
         ]
         result = xr.concat(each, dim="variant").assign_coords(variant=list(self.variants))
-        signal = [_signal(one) for one in sums["moments"].values]
-        result["signal"] = "variant", signal
+        result["signal"] = "variant", signals
         result["images"] = int(counts.sum())
         scalars = ("name", "kind", "row", "column", "rows", "columns", "source_y", "source_x")
         result = result.assign_coords({name: outcomes[name].values[()] for name in scalars})
         return result.squeeze("variant") if len(self.variants) == 1 else result
 
     def _numbers(
-        self, outcomes: xr.Dataset, name: str, halves: NDArray[np.float64], counts: NDArray[np.int64]
+        self, outcomes: xr.Dataset, name: str, halves: NDArray[np.float64], counts: NDArray[np.int64], signal: float
     ) -> xr.Dataset:
         whole = np.abs(halves.sum(0))
-        if not whole.sum() > 0:
+        if not whole.sum() > 0 and not signal < NOISE:
             raise UserError(
-                f"the gradient of {outcomes['name'].values!s} is 0 at every pixel ({name}): the model's answer does not "
-                "depend on the image through it"
+                f"the gradient of {outcomes['name'].values!s} is 0 at every pixel ({name}): its mean over channels does not "
+                "depend on the image; style replknet, or an earlier layer, may see more"
             )
-        field = whole / whole.sum()
+        # Of a target that is the same for every image there is no field, not even of rounding errors: NaN.
+        field = whole / (whole.sum() or np.nan)
         height, width = field.shape
         middle = float(outcomes["source_y"]), float(outcomes["source_x"])
         fit = fit_gaussian(field, baseline=self.baseline)
@@ -279,7 +283,10 @@ class ReceptiveField(Probe):
         return xr.Dataset(
             {
                 "receptive_field": (("y", "x"), field),
-                "side": ("share", squares(field, middle, SHARES)),
+                "side": (
+                    "share",
+                    squares(field, middle, SHARES) if np.isfinite(field).all() else [np.nan] * len(SHARES),
+                ),
                 **{key: ((), value) for key, value in numbers.items()},
             },
             coords={"y": np.arange(height), "x": np.arange(width), "share": list(SHARES)},

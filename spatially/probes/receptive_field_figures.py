@@ -78,8 +78,9 @@ def descriptions(results: Results) -> dict[str, str]:
     said = [
         f"{_label(model, name)}: half of the mass within {float(one['side'].sel(share=0.5)):.0f} pixels"
         for model, name, one in _each(results)
+        if np.isfinite(one["receptive_field"]).all()
     ]
-    words = "; ".join(said)
+    words = "; ".join(said) or "No field is defined"
     return {
         "fields": f"One map a model. {words}.",
         "fields_log": "The same maps on a logarithmic scale.",

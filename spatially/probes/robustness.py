@@ -27,10 +27,9 @@ from spatially.errors import UserError
 from spatially.perturb.fgsm import check_epsilon, direction, step
 from spatially.perturb.occlusion import CENTRE, Place, Size, check_place, check_size, occlude, rectangle
 from spatially.perturb.pixels import as_float
-from spatially.probes.base import Drawing, Probe, Rows, check_answers, check_seed, cut, image_coordinates
+from spatially.probes.base import Drawing, Probe, Rows, check_answers, check_seed, cut, image_coordinates, several
 from spatially.probes.intervals import wilson
 from spatially.probes.published_tests import Backgrounds, ImageNetA, PublishedTest, answers
-from spatially.probes.sensitivity import several
 from spatially.subject.subject import HALF
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ And two summaries, with c the accuracy of chance:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -31,7 +31,16 @@ from spatially.errors import UserError, unknown
 from spatially.perturb.blocks import Blocks, draw_blocks
 from spatially.perturb.check import check_block, check_ratio
 from spatially.perturb.pixels import as_float
-from spatially.probes.base import Drawing, Probe, Rows, check_answers, check_numbers, image_coordinates
+from spatially.probes.base import (
+    Drawing,
+    Probe,
+    Rows,
+    check_answers,
+    check_numbers,
+    check_seed,
+    image_coordinates,
+    several,
+)
 from spatially.probes.intervals import LEVEL, Interval, anytime, lost_share, student, wilson
 from spatially.probes.stopping import Stopping, check_precision
 
@@ -68,6 +77,7 @@ class Sensitivity(Probe):
     precision: float | None = None
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         for kind in several(self.kinds):
             if kind not in KINDS:
                 raise unknown("kind", str(kind), KINDS)
@@ -249,15 +259,6 @@ class Sensitivity(Probe):
         from spatially.probes import sensitivity_figures
 
         return sensitivity_figures
-
-
-def several(values: Any) -> list[Any]:
-    """One value or many, as a list.
-
-    >>> several(8), several("mask"), several((8, 16))
-    ([8], ['mask'], [8, 16])
-    """
-    return list(values) if isinstance(values, Iterable) and not isinstance(values, str) else [values]
 
 
 def unchanged(draw: Blocks, ratio: float) -> bool:

@@ -294,6 +294,28 @@ def test_a_part_is_exchanged_while_it_is_watched() -> None:
         assert len(points) == before - 1
 
 
+def test_a_changed_setting_is_noticed() -> None:
+    class Switched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.more = False
+            self.convolutions = nn.ModuleList(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))
+            self.head = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            first, second, third = self.convolutions
+            x = first(x)
+            if self.more:
+                x = x + third(x)
+            return self.head((x + second(x)).mean((2, 3)))
+
+    model = Switched()
+    subject = spatially.load(model, input_size=8, device="cpu")
+    assert [place.name for place in stream(subject).places()] == ["convolutions.0", "convolutions.1"]
+    model.more = True
+    assert [place.name for place in stream(subject).places()] == [f"convolutions.{at}" for at in (0, 2, 1)]
+
+
 def test_half_precision_and_double() -> None:
     for dtype, expected in (("bfloat16", (torch.bfloat16, torch.float32)), ("float64", (torch.float64,))):
         subject = subject_of("timm vit", dtype=dtype)

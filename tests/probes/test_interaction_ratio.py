@@ -145,7 +145,7 @@ def test_channel_attention_does_not_apply():
 
 
 def test_what_cannot_be():
-    with pytest.raises(UserError, match="thresholds must lie between 0 and 1"):
+    with pytest.raises(UserError, match="thresholds must be numbers between 0 and 1"):
         InteractionRatio(thresholds=(0.1, 1.5))
     with pytest.raises(UserError, match="thresholds must differ"):
         InteractionRatio(thresholds=(0.1, 0.1))

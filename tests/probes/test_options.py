@@ -6,12 +6,29 @@ from dataclasses import fields
 import pytest
 
 from spatially.errors import UserError
-from spatially.probes import PROBES, Cost, FrequencyNoise, Hessian, Interpolation, Landscape, Robustness, ShapeBias
+from spatially.probes import (
+    PROBES,
+    Cost,
+    Fourier,
+    FrequencyNoise,
+    Hessian,
+    InteractionRatio,
+    Interpolation,
+    Landscape,
+    Paste,
+    PositionBias,
+    ReceptiveField,
+    Robustness,
+    Sensitivity,
+    ShapeBias,
+    Variance,
+)
 from spatially.probes.base import Probe
 
 NUMBERS = ("five", None, True, -1, float("nan"), [1], {}, object())
 NAMES = ("five", None, 1, ["crop"], {}, object())
 WHOLE = (*NUMBERS, 2.5)
+SWITCHES = ("never", None, 1, [], {}, object())
 SEEDS = ("five", None, True, 2.5, [1], {}, object())
 # Probe → option → what it refuses
 REFUSED: dict[type[Probe], Mapping[str, tuple[object, ...]]] = {
@@ -27,7 +44,7 @@ REFUSED: dict[type[Probe], Mapping[str, tuple[object, ...]]] = {
         "tolerance": NUMBERS,
         "products": WHOLE,
         "basis": WHOLE,
-        "confirm": ("yes", None, 1, [], object()),
+        "confirm": SWITCHES,
         "seed": SEEDS,
     },
     Landscape: {
@@ -55,6 +72,39 @@ REFUSED: dict[type[Probe], Mapping[str, tuple[object, ...]]] = {
         "seed": SEEDS,
     },
     ShapeBias: {"seed": SEEDS},
+    Sensitivity: {
+        "kinds": (*NAMES, []),
+        "blocks": ("five", None, True, -1, 2.5, float("nan"), [], [None], {}, object()),
+        "ratios": ("five", None, True, -1, 2.5, float("nan"), [], [None], {}, object()),
+        "precision": ("five", True, -1, float("nan"), [1], {}, object()),
+        "seed": SEEDS,
+    },
+    Paste: {"block": WHOLE, "scale": NUMBERS, "seed": SEEDS},
+    Fourier: {"seed": SEEDS},
+    Variance: {"seed": SEEDS},
+    ReceptiveField: {
+        "style": NAMES,
+        "layer": (None, True, 2.5, [1], {}, object()),
+        "position": ("five", None, True, 1, [1], [1, 2.5], {}, object()),
+        "variants": (*NAMES, []),
+        "reset": NAMES,
+        "baseline": NAMES,
+        "tolerance": (*NUMBERS, 0),
+        "seed": SEEDS,
+    },
+    PositionBias: {
+        "position": ("five", None, True, 1, [1], [1, 2.5], {}, object()),
+        "baseline": NAMES,
+        "fresh": SWITCHES,
+        "seed": SEEDS,
+    },
+    InteractionRatio: {
+        "thresholds": (*NUMBERS, 0, 1, [], ["a"], [0.1, 0.1]),
+        "min_heads": WHOLE,
+        "renormalise": SWITCHES,
+        "convolutions": NAMES,
+        "seed": SEEDS,
+    },
     Cost: {
         "steps": NAMES,
         "modes": NAMES,
@@ -73,7 +123,9 @@ REFUSED: dict[type[Probe], Mapping[str, tuple[object, ...]]] = {
     },
 }
 # What a message calls an option that holds several of a kind
-SINGULAR = {"frequencies": "frequency", "epsilons": "epsilon", "steps": "step", "modes": "mode"}
+SINGULAR = {"frequencies": "frequency", "epsilons": "epsilon"} | {
+    f"{name}s": name for name in ("step", "mode", "kind", "block", "ratio", "variant", "threshold")
+}
 CASES = [
     pytest.param(probe, option, value, id=f"{probe.name}.{option}-{number}")
     for probe, options in REFUSED.items()
@@ -90,5 +142,5 @@ def test_a_wrong_option_is_named(probe: type[Probe], option: str, value: object)
 
 @pytest.mark.parametrize("probe", REFUSED)
 def test_no_option_is_left_out(probe: type[Probe]) -> None:
-    assert probe in PROBES.values()
+    assert set(REFUSED) == set(PROBES.values())
     assert set(REFUSED[probe]) == {field.name for field in fields(probe)}  # type: ignore[arg-type]

@@ -211,6 +211,32 @@ def test_a_target_that_is_only_rounding_is_told() -> None:
     assert "is noise" in ReceptiveField.drawing().captions(noisy)["fields"]
 
 
+def test_a_variant_without_any_gradient_leaves_the_others() -> None:
+    """A mean over channels that is 0 whatever the image is."""
+
+    class Balanced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 2, 3, padding=1), nn.Conv2d(2, 2, 1, bias=False)
+            self.head = nn.Linear(2, 4)
+            with torch.no_grad():
+                self.last.weight[1] = -self.last.weight[0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.last(self.first(x)).mean((2, 3)))
+
+    subject = subject_of(Balanced())
+    probe = ReceptiveField(variants=["given", "untrained"])
+    result = probe.run(subject, noise(subject))
+    assert np.isnan(result.receptive_field.sel(variant="given")).all()
+    assert np.isnan(result.side.sel(variant="given")).all()
+    assert float(result.receptive_field.sel(variant="untrained").sum()) == pytest.approx(1)
+    drawing = ReceptiveField.drawing()
+    assert len(drawing.figures({"model": result})) == 3
+    assert "model (untrained): half" in drawing.descriptions({"model": result})["fields"]
+    assert "Of model the target is the same" in drawing.captions({"model": result})["fields"]
+
+
 def test_squares_hold_the_shares() -> None:
     field = np.zeros((20, 20))
     field[8:12, 8:12] = 0.5 / 16
@@ -309,7 +335,7 @@ def test_a_study_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     quiet, file = Console(quiet=True), Path("results") / "resnet10t.receptive_field.nc"
     run_study(study, tmp_path / "whole", device="cpu", console=quiet)
-    original, calls = ReceptiveField.measure, []
+    original, calls = ReceptiveField._sums, []
 
     def interrupted(self: ReceptiveField, *arguments: object, **options: object) -> object:
         calls.append(1)
@@ -317,7 +343,7 @@ def test_a_study_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
             raise KeyboardInterrupt
         return original(self, *arguments, **options)
 
-    monkeypatch.setattr(ReceptiveField, "measure", interrupted)
+    monkeypatch.setattr(ReceptiveField, "_sums", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_study(study, tmp_path / "cut", device="cpu", console=quiet)
     run_study(study, tmp_path / "cut", device="cpu", console=quiet)
