@@ -81,7 +81,7 @@ def train(
     ] = None,
     resume: Annotated[
         str,
-        typer.Option(help="auto: go on in --out; never: begin anew; or a checkpoint's folder.", rich_help_panel=RUN),
+        typer.Option(help="auto: go on in --out; never: begin anew; or another run's folder.", rich_help_panel=RUN),
     ] = "auto",
     tracker: Annotated[
         list[str] | None,

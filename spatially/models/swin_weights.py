@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from spatially.errors import UserError
 from spatially.models.weights import Grid, StateDict, source_grid, unwrap
-from spatially.nn.conv_projection import PARTS, ConvProjection
+from spatially.nn.conv_projection import NORMALISED, PARTS, ConvProjection
 from spatially.nn.resize import resize
 
 
@@ -33,7 +33,7 @@ def checkpoint_filter(state_dict: StateDict, model: nn.Module) -> StateDict:
         if last == "relative_position_bias_table":
             if name in own:
                 result[name] = _resized_table(name, value, modules[parent].window_size)
-        elif isinstance(target, ConvProjection):
+        elif isinstance(target, ConvProjection) and last != NORMALISED:
             fitted = _split_projection(value, target)
             result |= {f"{parent}.{part}.{last}": tensor for part, tensor in fitted.items()}
             if target.depthwise:

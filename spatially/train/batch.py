@@ -29,12 +29,16 @@ class Batch:
 
 
 class TrainingData(Protocol):
-    """One process's share of a stream of batches, each a pure function of (seed, epoch, step)."""
+    """One process's share of a stream of batches, each a pure function of (seed, epoch, step).
+
+    ``fingerprint`` tells its images from others when a training goes on; empty where nothing is known of them.
+    """
 
     classes: tuple[str, ...]
     size: tuple[int, int]
     steps_per_epoch: int
     images_per_epoch: int
+    fingerprint: str
 
     def batches(self, epoch: int, *, first_step: int = 0) -> Iterator[Batch]: ...
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from spatially.errors import UserError
+from spatially.errors import UserError, first_line
 from spatially.nn.conv_projection import NORMALISED
 from spatially.subject.checkpoint import load_checkpoint, read_checkpoint
 from spatially.subject.from_timm import check_name
@@ -83,10 +84,12 @@ def build_model(
     start = recipe.initialisation
     # To timm None means its own default: what is not there cannot be repeated wrongly.
     strict = {key: value for key, value in (arguments or {}).items() if value is not None}
+    _check_arguments({**recipe.model.arguments, **strict})
     wishes = {key: value for key, value in _wishes(name, recipe, size, strict).items() if key not in strict}
     pretrained = start.pretrained and start.checkpoint is None
     with construction(name, recipe.run.seed), cache_only_without_network():
-        model, unused = _create(name, strict | {"num_classes": classes}, wishes, pretrained=pretrained)
+        with _mistaken(name, {**recipe.model.arguments, **strict}):
+            model, unused = _create(name, strict | {"num_classes": classes}, wishes, pretrained=pretrained)
         if start.checkpoint is not None:
             _load(model, start.checkpoint, keep_head=start.head == "keep")
         elif pretrained and start.head == "reset":
@@ -101,6 +104,17 @@ def build_model(
     unused += [key for key in wishes if key not in known and key not in unused]
     taken = {key: value for key, value in wishes.items() if key not in unused and not key.startswith("drop")}
     return BuiltModel(model, name, taken | strict, from_timm(model, size, name), tuple(unused))
+
+
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
+    """That they leave to the data what the data decides."""
+    if "num_classes" in arguments:
+        raise UserError(
+            f"the model's argument num_classes is the data's number of classes, but came as {arguments['num_classes']}: "
+            "leave it out"
+        )
+    if arguments.get("in_chans", 3) != 3:
+        raise UserError(f"the model's argument in_chans must be 3 (RGB images), but came as {arguments['in_chans']}")
 
 
 def _wishes(name: str, recipe: Recipe, size: Size, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,6 +148,22 @@ def _normalises(recipe: Recipe) -> bool:
     if start.checkpoint is None:
         return not start.pretrained
     return any(name.endswith(f".{NORMALISED}") for name in read_checkpoint(_weights_file(start.checkpoint)))
+
+
+@contextmanager
+def _mistaken(name: str, given: Mapping[str, Any]) -> Iterator[None]:
+    """Makes a constructor's complaint about arguments that a user gave the user's mistake; unknown ones are told outside."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (TypeError, ValueError, AssertionError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
+        if not given or (isinstance(error, TypeError) and "keyword argument" in str(error)):
+            raise
+        listed = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        raise UserError(
+            f"{name} cannot be built with {listed} ({first_line(error)}): give other values with --model-arg"
+        ) from error
 
 
 def _create(

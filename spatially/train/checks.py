@@ -94,6 +94,21 @@ def check_answers(model: nn.Module, name: str, *, size: tuple[int, int], classes
         raise UserError(f"{name} answers with {tuple(output.shape)} numbers for one image, not with {classes} classes")
 
 
+def check_part(model: nn.Module, recipe: Recipe, *, size: tuple[int, int], processes: int) -> None:
+    """That the model can train on as many images as a process takes at a time, where that is a single one."""
+    if recipe.batch > processes * recipe.run.accumulation:
+        return
+    try:
+        with _as_before(model), torch.no_grad():
+            _answer(model.train(), recipe, size, 1)
+    except ValueError as error:  # batch normalisation's
+        parts = f"{processes} processes × {recipe.run.accumulation} accumulated parts"
+        raise UserError(
+            f"the batch of {recipe.batch} in {parts} leaves one image at a time, on which this model cannot be trained "
+            f"({first_line(error)}): give --batch {2 * recipe.batch} or more, or a smaller --accumulation"
+        ) from error
+
+
 def check_memory(model: nn.Module, recipe: Recipe, *, size: tuple[int, int], processes: int, free: int | None) -> None:
     """That a step fits into `free` bytes of the device's memory, by what a step on two images keeps for its backward pass.
 

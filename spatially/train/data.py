@@ -19,6 +19,7 @@ from spatially.errors import UserError
 from spatially.subject.preprocessing import Preprocessing
 from spatially.train.augment import Augment, Finish
 from spatially.train.batch import Batch, TrainingData, ValidationData
+from spatially.train.fingerprint import fingerprint
 from spatially.train.loader import LoadedTraining
 from spatially.train.order import Order
 from spatially.train.resident import Crops, ResidentTraining
@@ -69,6 +70,8 @@ def open_training(
         graph: make batches by a CUDA graph; by default on a GPU.
         workers: threads that decode a set once, or processes that load it again and again.
     """
+    if workers is not None and workers < 0:
+        raise UserError(f"workers must be a whole number of at least 0, but came as {workers}")
     place = torch.device(device)
     parts = open_parts(source, size=size, split=split, seed=seed, root=root, limit=limit)
     given = recipe.augmentation
@@ -115,6 +118,7 @@ def open_training(
         training = LoadedTraining(
             parts.train, finish, order, preprocessing=preprocessing, classes=classes, device=place, workers=workers
         )
+    training.fingerprint = f"{fingerprint(parts.train)}; {fingerprint(parts.validation)}"
     validation, *test = (
         Crops(
             one,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from accelerate import Accelerator
 from torch import nn
 
+from spatially.errors import UserError
 from spatially.subject.checkpoint import read_checkpoint as read_weights
 from spatially.train.batch import ValidationData
 from spatially.train.card import Identity, write_model
@@ -48,10 +50,27 @@ class Delivery:
         """OUT/best, of the epoch that `row` tells of."""
         self._write(self.out / "best", row, {})
 
-    def finish(self, rows: Sequence[Row], best: int | None, test: ValidationData | None) -> dict[str, float]:
-        """OUT with the last weights, and what the last and the best weights do on test images."""
+    def is_there(self) -> bool:
+        """Whether OUT holds these weights already, as a whole: its card is written last."""
+        if not (self.out / "README.md").is_file():
+            return False
+        try:
+            written = read_weights(self.out / "model.safetensors")
+        except UserError:
+            return False
+        own = weights(self.model)
+        return written.keys() == own.keys() and all(
+            written[name].shape == value.shape and torch.equal(written[name], value.cpu())
+            for name, value in own.items()
+        )
+
+    def finish(
+        self, rows: Sequence[Row], best: int | None, test: ValidationData | None, *, write: bool = True
+    ) -> dict[str, float]:
+        """What the last and the best weights do on test images; OUT with the last ones, unless it is not to be written."""
         results = {f"test_{name}": value for name, value in self.measure(test).items()}
-        self._write(self.out, rows[-1], results)
+        if write:
+            self._write(self.out, rows[-1], results)
         if test is None or best is None:
             return results
         last = {name: value.clone() for name, value in weights(self.model).items()}
@@ -59,7 +78,8 @@ class Delivery:
         load_weights(self.model, read_weights(self.out / "best" / "model.safetensors"))
         of_best = self.measure(test)
         load_weights(self.model, last)
-        self._write_card_of_best(rows[best], of_best)
+        if write:
+            self._write_card_of_best(rows[best], of_best)
         return results | {f"best_test_{name}": value for name, value in of_best.items()}
 
     def _write_card_of_best(self, row: Row, measured: Mapping[str, float]) -> None:

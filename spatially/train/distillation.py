@@ -55,15 +55,25 @@ def load_teacher(
     wanted = recipe.distillation
     if wanted is None:
         return None
-    subject = load(
-        wanted.teacher,
-        pretrained=wanted.pretrained,
-        checkpoint=wanted.checkpoint,
-        device=device,
-        dtype={"bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}.get(recipe.run.precision, "float32"),
-        compile=recipe.run.compile,
-        channels_last=recipe.run.channels_last,
-    )
+    try:
+        subject = load(
+            wanted.teacher,
+            pretrained=wanted.pretrained,
+            checkpoint=wanted.checkpoint,
+            device=device,
+            dtype={"bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}.get(recipe.run.precision, "float32"),
+            compile=recipe.run.compile,
+            channels_last=recipe.run.channels_last,
+        )
+    except UserError as error:
+        if not str(error).startswith("no weights for"):
+            raise UserError(f"distillation.teacher: {wanted.teacher} cannot be opened: {error}") from error
+        # What it advises would, in a training, be the student's.
+        raise UserError(
+            f"distillation.teacher: there are no weights for {wanted.teacher} here (none exist, or they could not be "
+            "downloaded): give a trained folder, --set distillation.teacher=FOLDER, or the teacher's weights, "
+            "--set distillation.checkpoint=FILE"
+        ) from error
     try:
         aligned = subject.align(classes, torch.arange(len(classes)))
     except UserError as error:

@@ -48,6 +48,7 @@ class LoadedTraining:
     ) -> None:
         self.classes, self.size = classes, preprocessing.input_size
         self.steps_per_epoch, self.images_per_epoch = order.steps, order.steps * order.batch
+        self.fingerprint = ""
         self._order, self._finish, self._device = order, finish, device
         self._plan: list[list[tuple[int, int]]] = []
         count = default_workers(order.world) if workers is None else workers

@@ -6,6 +6,8 @@ seconds; all processes look at the same steps. What a training ends with does no
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -38,13 +40,15 @@ from spatially.train.log import Log, Row
 from spatially.train.processes import agree, joined, mean_over_processes, share_weights, wait
 from spatially.train.progress import History, Options, Progress
 from spatially.train.recipe import Recipe
-from spatially.train.resume import check_same, starting_point
+from spatially.train.resume import bring_best, check_same, has_best, starting_point
 from spatially.train.schedule import Schedule
 from spatially.train.settle import settled
 from spatially.train.state import capture, kept_randomness, restore, seed_everything
 from spatially.train.step import TrainingStep, training_step
 
 LOOK_SECONDS = 2.0
+EPOCH_SECONDS = 30.0
+SAVING_SHARE = 0.05
 MOST_STEPS = 100
 
 
@@ -74,10 +78,12 @@ def fit(
         training, validation, test: see `spatially.train.batch`; the best epoch is the one with the best validation.
         identity: how the model is built and images are prepared, for the folder; asked of the model where not given.
         teacher: instead of the one that the recipe names.
-        resume: "auto" goes on from what is in `out`, a path from there, None wants a folder without checkpoints.
+        resume: "auto" goes on from what is in `out`; a path from there, unless `out` holds its continuation already; None
+            wants a folder without checkpoints.
         accelerator: processes and device; with `mixed_precision="no"`, since the recipe says the precision.
         trackers: accelerate's, such as "tensorboard", where no accelerator is given.
-        save_minutes, save_steps: how often a checkpoint is written, at most and exactly.
+        save_minutes, save_steps: how often a checkpoint is written, at most and exactly; besides after the first epoch, and
+            after others where the last one is half a minute old.
         log_steps: how many steps a line of log.jsonl stands for.
         curves: whether learning curves are drawn at the end.
         console: where to print.
@@ -128,11 +134,16 @@ class _Run:
         self.progress = Progress()
         self.interval = 1
         self.saved_at = self.looked_at = time.perf_counter()
+        self.saving = 0.0
+        self.trained = False
         self.facts = {
             "recipe": self.recipe.describe(),
             "model": delivery.identity.name,
+            "arguments": json.loads(json.dumps(dict(delivery.identity.options), default=str)),
+            "input_size": list(training.size),
             "classes": list(training.classes),
             "steps_per_epoch": training.steps_per_epoch,
+            "data": training.fingerprint,
         }
 
     def start(self, start: files.Checkpoint | None) -> None:
@@ -143,8 +154,20 @@ class _Run:
             check_same(start, self.facts)
             restore(self.step, start.tensors, start.facts, self.accelerator.process_index)
             self.progress = Progress(**start.facts["progress"])
+            self._find_best(start)
+            if start.folder.resolve().parent != self.saved.resolve():
+                self._save()  # so that `out` is a whole run from here on, whatever becomes of the other
+        self.trained = self.progress.epoch == self.recipe.total_epochs
         steps = self.recipe.total_epochs * self.training.steps_per_epoch
         self.log.start(self.step.updates, steps, self.progress.rows)
+
+    def _find_best(self, start: files.Checkpoint) -> None:
+        """The best weights so far, which another run may hold; without them the next epoch's are the best."""
+        if not has_best(start):
+            self.progress.best_epoch = None
+        elif self.accelerator.is_main_process:
+            bring_best(start, self.out)
+        wait(self.accelerator)
 
     def epoch(self, epoch: int) -> None:
         """The steps that are left of an epoch, and its evaluation."""
@@ -169,15 +192,18 @@ class _Run:
         self.log.epoch(progress.rows)
         self._keep_best(row)
         self.progress = replace(progress, epoch=epoch + 1, done=0, loss=0.0, right=0.0, seconds=0.0)
-        self._save_or_stop(now=epoch + 1 == self.recipe.total_epochs)
+        last, exploding = epoch + 1 == self.recipe.total_epochs, progress.above > 0
+        # What is about to be told as diverged must not take the place of a good checkpoint.
+        self._save_or_stop(now=last or (epoch == 0 and not exploding), seconds=None if exploding else self._pause())
 
     def finish(self, test: ValidationData | None) -> History:
         """Write what is to stay."""
         rows, best = self.progress.rows, self.progress.best_epoch
-        results = self.delivery.finish(rows, best, test)
-        if self.accelerator.is_main_process and self.options.curves:
+        done = self.trained and self.delivery.is_there()
+        results = self.delivery.finish(rows, best, test, write=not done)
+        if self.accelerator.is_main_process and self.options.curves and not done:
             write_curves(rows, self.out, f"{self.delivery.identity.name}, {self.recipe.name}")
-        self.log.finish()
+        self.log.finish(f"{self.out} is trained already: nothing is left to do" if done else "")
         wait(self.accelerator)
         return History(tuple(rows), self.out, best, results)
 
@@ -203,7 +229,7 @@ class _Run:
         if progress.limit is None:
             progress.limit = highest(losses[0], classes=len(self.training.classes))
         progress.above = check_losses(
-            losses, first_step=first, limit=progress.limit, above=progress.above, kept=files.last_good(self.saved)
+            losses, first_step=first, limit=progress.limit, above=progress.above, kept=self._kept()
         )
         now = time.perf_counter()
         seconds, self.looked_at = max(now - self.looked_at, 1e-9), now
@@ -218,10 +244,21 @@ class _Run:
         every = self.options.save_steps
         return every is not None and self.step.updates % every == 0
 
-    def _save_or_stop(self, *, now: bool) -> None:
-        """All processes together, when one was asked to stop or the main one finds it is time."""
+    def _pause(self) -> float:
+        """Seconds between the saves at the ends of epochs: writing is to take a small part of the time."""
+        return max(EPOCH_SECONDS, self.saving / SAVING_SHARE)
+
+    def _kept(self) -> str:
+        """What a training that diverged leaves, in words."""
+        best = self.progress.best_epoch
+        words = files.last_good(self.saved)
+        return words if best is None else f"{words}, and the best weights, of epoch {best + 1}, are {self.out / 'best'}"
+
+    def _save_or_stop(self, *, now: bool, seconds: float | None = None) -> None:
+        """All processes together, when one was asked to stop or the main one finds it is time: `seconds` after the last."""
         main = self.accelerator.is_main_process
-        due = main and time.perf_counter() - self.saved_at >= 60 * self.options.save_minutes
+        pause = min(60 * self.options.save_minutes, math.inf if seconds is None else seconds)
+        due = main and time.perf_counter() - self.saved_at >= pause
         mine = self.interval if main else 0
         signal, time_to_save, self.interval = agree(self.accelerator, self.signals.received, int(due), mine)
         if signal or time_to_save or now:
@@ -232,15 +269,17 @@ class _Run:
             raise Stopped(exit_code(signal))
 
     def _save(self) -> None:
+        begun = time.perf_counter()
         if not weights_finite(self.step.model):
             what = f"the weights are no numbers any more after {self.step.updates} steps"
-            raise diverged(what, files.last_good(self.saved))
+            raise diverged(what, self._kept())
         groups, facts = capture(self.step)
         if self.accelerator.is_main_process:
             facts |= self.facts | {"progress": asdict(self.progress)}
             files.write_checkpoint(self.saved, self.step.updates, groups, facts)
         wait(self.accelerator)
         self.saved_at = time.perf_counter()
+        self.saving = self.saved_at - begun
 
     def _keep_best(self, row: Row) -> None:
         progress, accuracy = self.progress, row["validation_accuracy"]

@@ -26,8 +26,12 @@ class Optimiser(Settings):
     momentum: float = setting(0.9, least=0, most=1)
     nesterov: bool = False
     weight_decay: float = setting(0.0, least=0)
-    betas: tuple[float, float] = setting((0.9, 0.999), least=0, most=1)
+    betas: tuple[float, float] = setting((0.9, 0.999), least=0, below=1)
     eps: float = setting(1e-8, above=0)
+
+    def check(self) -> None:
+        if self.name == "sgd" and self.nesterov and not self.momentum:
+            raise UserError("optimiser.nesterov needs an optimiser.momentum above 0, but that came as 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +177,7 @@ class Run(Settings):
     channels_last: bool = False
     checkpointing: bool = False
     accumulation: int = setting(1, least=1)
-    seed: int = setting(0, least=0)
+    seed: int = setting(0, least=0, most=2**63 - 1)
     deterministic: bool = False
 
 

@@ -51,6 +51,7 @@ class ResidentTraining:
     ) -> None:
         self.classes, self.size = classes, augment.size
         self.steps_per_epoch, self.images_per_epoch = order.steps, order.steps * order.batch
+        self.fingerprint = ""
         self._order, self._augment, self._finish, self._device = order, augment, finish, device
         self._pixels = onto(stored.pixels, device)
         self._labels = torch.from_numpy(stored.labels).to(device)

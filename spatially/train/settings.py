@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import types
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
@@ -15,13 +16,19 @@ from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, ge
 from spatially.errors import UserError, unknown
 
 REQUIRED: Any = dataclasses.MISSING
+_WITHIN = {"least": operator.ge, "above": operator.gt, "most": operator.le, "below": operator.lt}
 
 
 def setting(
-    default: Any = REQUIRED, *, least: float | None = None, above: float | None = None, most: float | None = None
+    default: Any = REQUIRED,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
 ) -> Any:
     """A field of settings with its default and the range of its numbers."""
-    bounds = {"least": least, "above": above, "most": most}
+    bounds = {"least": least, "above": above, "most": most, "below": below}
     return dataclasses.field(default=default, metadata={name: end for name, end in bounds.items() if end is not None})
 
 
@@ -151,23 +158,23 @@ def _number(kind: type, value: Any, key: str, bounds: Mapping[str, float]) -> An
             value = float(value)
         except ValueError:
             raise _wrong(key, allowed, value) from None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _wrong(key, allowed, value)
+    if isinstance(value, float) and not math.isfinite(value):
         raise _wrong(key, allowed, value)
     if kind is int and value != int(value):
         raise _wrong(key, allowed, value)
-    low, above, high = (bounds.get(name) for name in ("least", "above", "most"))
-    if (
-        (low is not None and value < low)
-        or (above is not None and value <= above)
-        or (high is not None and value > high)
-    ):
+    if not all(_WITHIN[name](value, end) for name, end in bounds.items()):
         raise _wrong(key, allowed, value)
-    return kind(value)
+    try:
+        return kind(value)
+    except OverflowError:
+        raise _wrong(key, allowed, value) from None
 
 
 def _allowed(kind: type, bounds: Mapping[str, float]) -> str:
-    words = {"least": "at least", "above": "above", "most": "at most"}
-    ends = [f"{words[name]} {end:g}" for name, end in bounds.items()]
+    words = {"least": "at least", "above": "above", "most": "at most", "below": "below"}
+    ends = [f"{words[name]} {end if isinstance(end, int) else f'{end:g}'}" for name, end in bounds.items()]
     return " ".join(["a whole number" if kind is int else "a number", " and ".join(ends)]).strip()
 
 

@@ -86,6 +86,8 @@ def open_parts(
     limit: int | None = None,
 ) -> Parts:
     """The parts of a data set, whatever it is; ``limit`` draws so many training images by ``seed``."""
+    if limit is not None and limit < 1:
+        raise UserError(f"limit must be a whole number of at least 1, but came as {limit}")
     if isinstance(source, str) and source == "shapes":
         source = Shapes(size=size, seed=TRAINING_SEED)
     if isinstance(source, Shapes):
@@ -113,8 +115,6 @@ def open_parts(
 def _limited(part: Part, limit: int | None, seed: int) -> Part:
     if limit is None or limit >= len(part):
         return part
-    if limit < 1:
-        raise UserError(f"limit must be a whole number of at least 1, but came as {limit}")
     if isinstance(part.source, Stream):
         return Part(part.source, part.numbers[:limit])
     bits = randomness.image_bits(randomness.stream(seed, "limit"), torch.from_numpy(part.numbers))

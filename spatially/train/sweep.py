@@ -23,6 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from spatially.errors import UserError
 from spatially.files import write_whole
 from spatially.subject import load
+from spatially.train.build import build_model, check_model, input_size
+from spatially.train.checks import check_answers
 from spatially.train.recipe import Recipe
 from spatially.train.training import choose, train
 
@@ -132,6 +134,9 @@ def sweep(
     folder = Path(out)
     chosen = choose(recipe, settings=settings, epochs=epochs)
     wanted = members(models, vary)
+    for member in wanted:
+        if _known(member, chosen, data, folder, options) is None:
+            _check(member, chosen, options.get("size"))
     outcomes = [_outcome(member, chosen, data, folder, options) for member in wanted]
     if os.environ.get("RANK", "0") != "0":
         return outcomes
@@ -140,18 +145,41 @@ def sweep(
     return outcomes
 
 
-def _outcome(member: Member, recipe: Recipe, data: Any, out: Path, options: Mapping[str, Any]) -> Outcome:
-    """What a member reached; it is trained only if that is not known."""
+def _check(member: Member, recipe: Recipe, size: int | Sequence[int] | None) -> None:
+    """That a member can be built and takes the images, so that it does not fail when others have been trained for days."""
+    check_model(member.model)
+    plain = recipe.override({"initialisation.pretrained": False, "initialisation.checkpoint": None})
+    shape = input_size(member.model, plain, size)
+    built = build_model(member.model, recipe=plain, classes=2, size=shape, arguments=member.arguments)
+    check_answers(built.model, member.model, size=shape, classes=2)
+
+
+def _asked(member: Member, recipe: Recipe, data: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """All that a member's outcome depends on, as it stands in its record."""
+    given = {"recipe": recipe.describe(), "data": str(data), "size": options.get("size"), "limit": options.get("limit")}
+    asked: dict[str, Any] = json.loads(json.dumps({**asdict(member), **given}))
+    return asked
+
+
+def _known(member: Member, recipe: Recipe, data: Any, out: Path, options: Mapping[str, Any]) -> Outcome | None:
+    """What a member reached, where it is trained already."""
     folder = out / "members" / member.name
     record = folder / "member.json"
-    given = {"recipe": recipe.describe(), "data": str(data), "size": options.get("size"), "limit": options.get("limit")}
-    asked = json.loads(json.dumps({**asdict(member), **given}))
-    if record.is_file():
-        known = json.loads(record.read_text(encoding="utf-8"))
-        if known["asked"] != asked:
-            changed = [key for key in asked if known["asked"].get(key) != asked[key]]
-            raise UserError(f"{folder} was trained with another {' and '.join(changed)}; give another --out")
-        return Outcome(**known["outcome"])
+    if not record.is_file():
+        return None
+    known, asked = json.loads(record.read_text(encoding="utf-8")), _asked(member, recipe, data, options)
+    if known["asked"] != asked:
+        changed = [key for key in asked if known["asked"].get(key) != asked[key]]
+        raise UserError(f"{folder} was trained with another {' and '.join(changed)}; give another --out")
+    return Outcome(**known["outcome"])
+
+
+def _outcome(member: Member, recipe: Recipe, data: Any, out: Path, options: Mapping[str, Any]) -> Outcome:
+    """What a member reached; it is trained only if that is not known."""
+    known = _known(member, recipe, data, out, options)
+    if known is not None:
+        return known
+    folder = out / "members" / member.name
     trained = train(member.model, recipe, data, folder, arguments=member.arguments, **options)
     with (trained / "log.csv").open(newline="", encoding="utf-8") as file:
         last = list(csv.DictReader(file))[-1]
@@ -168,7 +196,8 @@ def _outcome(member: Member, recipe: Recipe, data: Any, out: Path, options: Mapp
         validation_accuracy=float(last["validation_accuracy"]),
         folder=str(Path("members") / member.name),
     )
-    write_whole(record, json.dumps({"asked": asked, "outcome": asdict(outcome)}, indent=1))
+    record = {"asked": _asked(member, recipe, data, options), "outcome": asdict(outcome)}
+    write_whole(folder / "member.json", json.dumps(record, indent=1))
     return outcome
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from spatially.train.checks import (
     check_folder,
     check_memory,
     check_output,
+    check_part,
     check_processes,
     free_memory,
 )
@@ -32,6 +32,7 @@ from spatially.train.data import open_training
 from spatially.train.distillation import load_teacher
 from spatially.train.library import read_recipe
 from spatially.train.loop import fit
+from spatially.train.processes import check_launched, joining, launched, on_cpu
 from spatially.train.recipe import Recipe
 
 TRACKERS = {
@@ -78,7 +79,8 @@ def train(
         workers: that decode images.
         resident: whether images stay in the device's memory; by default where they fit.
         device: auto, cpu or cuda.
-        resume: `auto` goes on in `out` where there is something, a checkpoint's path from there, None begins anew.
+        resume: `auto` goes on in `out` where there is something; another run's folder or checkpoint, from there, unless
+            `out` has gone on from it already; None begins anew.
         trackers: of accelerate's, such as wandb; by default tensorboard where it is installed.
         quiet: say nothing.
     """
@@ -90,8 +92,9 @@ def train(
         raise UserError("device cuda was asked for, but there is none here: --device cpu")
     folder = Path(out) if out is not None else default_out(model, chosen)
     check_output(folder)
-    accelerator = _accelerator(folder, cpu=device == "cpu", trackers=trackers)
+    accelerator = _accelerator(folder, cpu=on_cpu(asked=device == "cpu"), trackers=trackers)
     place, processes = accelerator.device, accelerator.num_processes
+    check_launched(processes)
     chosen = in_force(chosen, place)
     console = Console(stderr=True, quiet=quiet or not accelerator.is_main_process, highlight=False)
     shape = input_size(model, chosen, size)
@@ -123,6 +126,7 @@ def train(
     built = build_model(model, recipe=chosen, classes=len(training.classes), size=shape, arguments=arguments)
     check_answers(built.model, model, size=shape, classes=len(training.classes))
     built.model.to(place)
+    check_part(built.model, chosen, size=shape, processes=processes)
     free = free_memory(place)
     check_memory(built.model, chosen, size=shape, processes=processes, free=free)
     preprocessing = validation.preprocessing
@@ -163,14 +167,14 @@ def _accelerator(folder: Path, *, cpu: bool, trackers: Sequence[str] | None) -> 
     for name in names:
         if name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS)
-    many = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    handlers = [InitProcessGroupKwargs(timeout=PATIENCE)] if many else []
+    handlers = [InitProcessGroupKwargs(timeout=PATIENCE)] if launched() > 1 else []
     missing = [name for name in names if not TRACKERS[name]()]
     if missing:
         raise UserError(f"the tracker {missing[0]} is not installed: pip install {missing[0]}")
-    return Accelerator(
-        cpu=cpu, mixed_precision="no", log_with=names or None, project_dir=folder, kwargs_handlers=handlers
-    )
+    with joining():
+        return Accelerator(
+            cpu=cpu, mixed_precision="no", log_with=names or None, project_dir=folder, kwargs_handlers=handlers
+        )
 
 
 def choose(

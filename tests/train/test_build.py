@@ -67,6 +67,34 @@ def test_a_recipe_wishes_and_a_user_insists() -> None:
     assert build("alternet_18", chosen, arguments={**small, "stem": "imagenet"}).arguments["stem"] == "imagenet"
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "listed"),
+    [
+        ("vit_tiny_patch16_224", {"depth": "two"}, "depth='two'"),
+        ("vit_tiny_patch16_224", {"embed_dim": 50}, "embed_dim=50"),
+        ("swin_tiny", {"depths": 3}, "depths=3"),
+        ("swin_tiny", {"embed_dim": "foo"}, "embed_dim='foo'"),
+        ("pit_tiny", {"heads": [0, 0, 0]}, "heads=[0, 0, 0]"),
+    ],
+)
+def test_what_a_constructor_refuses_is_the_users_mistake(name: str, given: dict[str, Any], listed: str) -> None:
+    with pytest.raises(UserError) as told:
+        build(name, arguments=given)
+    assert str(told.value).startswith(f"{name} cannot be built with {listed} (")
+    assert str(told.value).endswith("): give other values with --model-arg")
+    assert len(str(told.value).splitlines()) == 1
+
+
+def test_the_data_says_how_many_classes_and_channels_there_are() -> None:
+    with pytest.raises(UserError, match="num_classes is the data's number of classes, but came as 7: leave it out"):
+        build("resnet10t", arguments={"num_classes": 7})
+    with pytest.raises(UserError, match="num_classes is the data's"):
+        build("resnet10t", recipe(**{"model.arguments": {"num_classes": 7}}))
+    with pytest.raises(UserError, match=r"in_chans must be 3 \(RGB images\), but came as 1"):
+        build("resnet10t", arguments={"in_chans": 1})
+    assert build("resnet10t", arguments={"in_chans": 3}).arguments == {"in_chans": 3}
+
+
 def test_drop_rates_reach_the_model_and_not_its_record() -> None:
     chosen = recipe(**{"regularisation.drop_path": 0.4, "regularisation.dropout": 0.2})
     built = build("vit_tiny_patch16_224", chosen, arguments=TINY)

@@ -99,6 +99,19 @@ def test_a_step_is_counted_as_it_is() -> None:
     assert checks.step_bytes(model, heavier, (side, side))[0] - fixed == 2 * weights
 
 
+def test_one_image_at_a_time_is_too_few_for_batch_normalisation_of_one_pixel() -> None:
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Flatten())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for chosen, processes in ((recipe(1), 1), (recipe(4, **{"run.accumulation": 2}), 2)):
+        with pytest.raises(
+            UserError, match=f"the batch of {chosen.batch} in .* leaves one image at a time, .*Expected"
+        ):
+            checks.check_part(model, chosen, size=(8, 8), processes=processes)
+    checks.check_part(model, recipe(4), size=(8, 8), processes=2)
+    checks.check_part(Network(), recipe(1), size=(8, 8), processes=1)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
 def test_too_little_memory_suggests_what_fits() -> None:
     model, chosen = Network(), recipe(batch=64)
     fixed, each = checks.step_bytes(model, chosen, (64, 64))

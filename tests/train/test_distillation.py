@@ -13,6 +13,7 @@ import spatially
 import spatially.models
 from spatially.errors import UserError
 from spatially.subject import Preprocessing
+from spatially.subject.source import no_weights
 from spatially.train.card import Identity, write_model
 from spatially.train.distillation import Teacher, load_teacher
 from spatially.train.loop import fit
@@ -54,6 +55,22 @@ def test_teacher_of_other_classes_is_refused() -> None:
     with pytest.raises(UserError, match=r"distillation\.teacher: resnet10t does not know the data's classes"):
         load_teacher(recipe, ("a", "b", "c"), STUDENT, torch.device("cpu"))
     assert load_teacher(tiny.recipe(), ("a",), STUDENT, torch.device("cpu")) is None
+
+
+def test_a_teacher_without_weights_asks_for_the_teachers_and_not_the_students(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(name: str, **_: object) -> None:
+        raise no_weights(name)
+
+    monkeypatch.setattr("spatially.train.distillation.load", nothing)
+    with pytest.raises(UserError) as told:
+        load_teacher(tiny.recipe(distillation={"teacher": "resnet10t"}), ("a",), STUDENT, torch.device("cpu"))
+    assert str(told.value).startswith("distillation.teacher: there are no weights for resnet10t here")
+    assert "--set distillation.teacher=FOLDER" in str(told.value)
+    assert "--set distillation.checkpoint=FILE" in str(told.value)
+    assert "--no-pretrained" not in str(told.value)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=r"distillation\.teacher: resnet10x cannot be opened: unknown model"):
+        load_teacher(tiny.recipe(distillation={"teacher": "resnet10x"}), ("a",), STUDENT, torch.device("cpu"))
 
 
 class Right:

@@ -1,8 +1,10 @@
 """Trainings that run through, are killed, asked to stop, diverge, or run in two processes."""
 
 import csv
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.tracking import GeneralTracker
+from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -120,9 +123,50 @@ def test_interrupted_in_the_same_process(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_finished_training_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = trained(tmp_path)
+    first = trained(tmp_path, test=tiny.TinyValidation())
     monkeypatch.setattr(TrainingStep, "__call__", lambda *_: pytest.fail("trained again"))
-    assert trained(tmp_path) == first
+    before = {path: path.stat().st_mtime_ns for path in [*tmp_path.glob("*.*"), *tmp_path.glob("best/*")]}
+    console = Console(record=True, width=200, file=io.StringIO())
+    assert trained(tmp_path, test=tiny.TinyValidation(), console=console) == first
+    assert "is trained already: nothing is left to do" in console.export_text()
+    written = {path.name for path, time in before.items() if path.stat().st_mtime_ns != time}
+    assert written == {"log.csv", "log.jsonl"}  # cut back to the checkpoint
+    (tmp_path / "README.md").unlink()  # as if it had been interrupted while it was delivered
+    trained(tmp_path, test=tiny.TinyValidation())
+    assert (tmp_path / "README.md").is_file()
+
+
+def stopped_in(step: int, monkeypatch: pytest.MonkeyPatch, out: Path, **options: Any) -> None:
+    """Train until the power goes out in some step."""
+    call = TrainingStep.__call__
+
+    def interrupted(self: TrainingStep, *arguments: Any) -> Tensor:
+        if self.updates == step:
+            raise RuntimeError("power cut")
+        return call(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingStep, "__call__", interrupted)
+        with pytest.raises(RuntimeError, match="power cut"):
+            trained(out, **options)
+
+
+def checkpoints(out: Path) -> list[str]:
+    return sorted(path.name for path in (out / "checkpoints").glob("step-*"))
+
+
+def test_a_short_training_is_saved_after_its_first_epoch_and_then_twice_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped_in(12, monkeypatch, tmp_path / "short")
+    assert checkpoints(tmp_path / "short") == ["step-00000005"]
+    monkeypatch.setattr("spatially.train.loop.EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr("spatially.train.loop.SAVING_SHARE", 1e9)
+    stopped_in(12, monkeypatch, tmp_path / "long")
+    assert checkpoints(tmp_path / "long") == ["step-00000005", "step-00000010"]
+    monkeypatch.setattr("spatially.train.loop.SAVING_SHARE", 1e-9)
+    stopped_in(12, monkeypatch, tmp_path / "large")
+    assert checkpoints(tmp_path / "large") == ["step-00000005"]  # whose checkpoints take long to write
 
 
 def test_generators_are_left_as_they_were(tmp_path: Path) -> None:
@@ -186,6 +230,8 @@ class Poisoned(tiny.TinyData):  # type: ignore[name-defined,misc]
 
 def test_a_loss_that_is_no_number_stops_with_the_last_good_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(Diverged, match=r"the loss is nan at step 8; the last good checkpoint is .*step-00000008"):
+        trained(tmp_path, data=Poisoned(), save_steps=4)
+    with pytest.raises(Diverged, match=r"and the best weights, of epoch 1, are .*best\. A smaller"):
         trained(tmp_path, data=Poisoned(), save_steps=4)
     kept = tensors(tmp_path / "checkpoints/step-00000008")
     assert all(torch.isfinite(value).all() for value in kept.values() if value.is_floating_point())
@@ -258,10 +304,73 @@ def test_another_recipe_model_or_data_is_refused(tmp_path: Path) -> None:
         trained(tmp_path / "new", resume=tmp_path / "none")
 
 
+def test_a_folder_of_another_size_other_arguments_or_other_images_is_refused(tmp_path: Path) -> None:
+    def data(**facts: Any) -> Any:
+        made = tiny.TinyData()
+        made.__dict__.update(facts)
+        return made
+
+    arguments = Identity(name="tiny", preprocessing=tiny.IDENTITY.preprocessing, options={"widths": (2, 3)})
+    trained(tmp_path, data=data(fingerprint="40 images a"), identity=arguments)
+    trained(tmp_path, data=data(fingerprint="40 images a"), identity=arguments)
+    trained(tmp_path, identity=arguments)  # of these images nothing is known
+    for options, what in (
+        ({"data": data(fingerprint="40 images b")}, r"another data \(data 40 images a, now 40 images b\)"),
+        ({"data": data(size=(9, 9))}, r"another input size \(input_size \[8, 8\], now \[9, 9\]\)"),
+        ({"identity": tiny.IDENTITY}, r"another model \(arguments .*2, 3.*, now {}\)"),
+    ):
+        with pytest.raises(UserError, match=what + "; give another --out"):
+            trained(tmp_path, **{"identity": arguments, **options})
+    for state in (tmp_path / "checkpoints").glob("*/state.json"):
+        facts = json.loads(state.read_text())
+        for key in ("arguments", "input_size", "data"):
+            del facts[key]
+        state.write_text(json.dumps(facts))
+    trained(tmp_path)  # as checkpoints were before they told
+
+
 def test_goes_on_from_another_folder(tmp_path: Path) -> None:
     trained(tmp_path / "one", save_steps=4)
     trained(tmp_path / "two", save_steps=4, resume=sorted((tmp_path / "one/checkpoints").iterdir())[0])
     assert (tmp_path / "one/model.safetensors").read_bytes() == (tmp_path / "two/model.safetensors").read_bytes()
+
+
+def test_a_continuation_is_gone_on_with_and_has_the_best_weights_of_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped_in(7, monkeypatch, tmp_path / "one", save_steps=3)
+    other = {"resume": tmp_path / "one", "save_steps": 3}
+    stopped_in(8, monkeypatch, tmp_path / "two", **other)
+    assert (tmp_path / "two/best/model.safetensors").is_file()
+    assert checkpoints(tmp_path / "two") == ["step-00000006"]
+    shutil.rmtree(tmp_path / "one")
+    stopped_in(13, monkeypatch, tmp_path / "two", **other)  # the same command
+    assert checkpoints(tmp_path / "two")[-1] == "step-00000012"
+    trained(tmp_path / "two", **other)
+    trained(tmp_path / "whole", save_steps=3)
+    assert_same_weights(tmp_path / "two", tmp_path / "whole")
+
+
+def assert_same_weights(one: Path, two: Path) -> None:
+    for name in ("model.safetensors", "best/model.safetensors"):
+        assert (one / name).read_bytes() == (two / name).read_bytes()
+
+
+def test_another_finished_run_is_not_gone_over(tmp_path: Path) -> None:
+    trained(tmp_path / "one")
+    trained(tmp_path / "two", changes={"run.seed": 1})
+    before = tensors(tmp_path / "two")
+    with pytest.raises(UserError, match=r"another recipe \(run\.seed 1, now 0\); give another --out"):
+        trained(tmp_path / "two", resume=tmp_path / "one")
+    assert all(torch.equal(value, before[name]) for name, value in tensors(tmp_path / "two").items())
+
+
+def test_a_checkpoint_without_the_best_weights_beside_it_will_do(tmp_path: Path) -> None:
+    trained(tmp_path / "one")
+    shutil.rmtree(tmp_path / "one/best")
+    history = trained(tmp_path / "two", resume=tmp_path / "one", test=tiny.TinyValidation())
+    assert history.best_epoch is None
+    assert "test_loss" in history.results
 
 
 def test_trained_folder_loads_with_the_same_logits(tmp_path: Path) -> None:

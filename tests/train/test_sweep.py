@@ -51,6 +51,23 @@ def test_a_sweep_goes_on_where_it_was(run: Run, tmp_path: Path, monkeypatch: pyt
     assert "was trained with another recipe" in error
 
 
+@pytest.mark.parametrize(
+    ("models", "vary", "message"),
+    [
+        (["alternet_18", "alternet_81"], {}, "unknown model 'alternet_81'"),
+        (["resnet50_flat"], {"base_width": [8, "wide"]}, "resnet50_flat cannot be built with base_width='wide'"),
+        (["resnet50_flat", "vit_tiny_patch16_224"], {"base_width": [8]}, "does not take these"),
+        (["resnet50_flat", "swin_tiny"], {}, "swin_tiny cannot take images of 34×34"),
+    ],
+)
+def test_a_wrong_member_is_told_before_the_first_is_trained(
+    models: list[str], vary: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "train", lambda *given, **options: pytest.fail("trained"))
+    with pytest.raises(UserError, match=message):
+        sweeps.sweep(models, "vanilla", "shapes", tmp_path, vary=vary, size=34)
+
+
 def test_a_sweeps_cost_is_the_models(tmp_path: Path) -> None:
     options: dict[str, Any] = {"epochs": 1, "settings": {"batch": 12}, "size": 32, "limit": 12, "device": "cpu"}
     folder = train("alternet_18", "vanilla", "shapes", tmp_path, arguments=CNN, quiet=True, **options)

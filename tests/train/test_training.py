@@ -2,6 +2,9 @@
 
 import csv
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,14 +139,41 @@ def test_the_same_command_again_goes_on_and_another_recipe_does_not(run: Run, tm
     words += ["--input-size", 32, "--limit", 24, "--device", "cpu", "--out", tmp_path / "out", *arguments(CNN)]
     assert run(*words)[0] == 0
     before = (tmp_path / "out" / "model.safetensors").read_bytes()
-    assert run(*words)[0] == 0
+    configured = (tmp_path / "out" / "config.json").stat().st_mtime_ns
+    code, _, error = run(*words)
+    assert code == 0
+    assert "is trained already: nothing is left to do" in error
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
-    code, _, error = run(*words, "--set", "optimiser.lr=0.1")
-    assert code == 2
-    assert "another recipe" in error
+    for more, what in (
+        (["--set", "optimiser.lr=0.1"], "another recipe"),
+        (["--limit", 25], "another data"),
+        (["--data", "torch/none"], "could not open torch/none"),
+        (["--input-size", 40], "another input size"),
+        (["--model-arg", "stem=cifar"], "another model"),
+    ):
+        code, _, error = run(*words, *more)
+        assert (code, what in error) == (2, True), error
+    assert (tmp_path / "out" / "config.json").stat().st_mtime_ns == configured
     code, _, error = run(*words, "--resume", "never")
     assert code == 2
     assert "holds a training already" in error
+
+
+def test_processes_on_a_machine_without_a_gpu_train_together(tmp_path: Path) -> None:
+    """Nobody said that it is the CPU they are to use."""
+    words = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "spatially", "train"]
+    words += ["alternet_18", "--recipe", "vanilla", "--data", "shapes", "--epochs", "1", "--batch", "12"]
+    words += ["--input-size", "32", "--limit", "24", "--out", str(tmp_path), *arguments(CNN)]
+    subprocess.run(
+        [sys.executable, *words],
+        check=True,
+        capture_output=True,
+        timeout=300,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+    states = load_file(tmp_path / "checkpoints/step-00000002/random.safetensors")
+    assert {name.partition(".")[0] for name in states} == {"0", "1"}
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
 
 
 BAD: list[tuple[list[object], str]] = [
@@ -160,6 +190,12 @@ BAD: list[tuple[list[object], str]] = [
     (["--device", "tpu"], "device must be auto, cpu or cuda"),
     (["--tracker", "tensorbord"], "unknown tracker 'tensorbord': did you mean 'tensorboard'"),
     (["--resume", "nowhere"], "holds no checkpoint"),
+    (["--limit", -5], "limit must be a whole number of at least 1, but came as -5"),
+    (["--workers", -1], "workers must be a whole number of at least 0, but came as -1"),
+    (["--seed", 2**63], "run.seed must be a whole number at least 0 and at most 9223372036854775807"),
+    (["--model-arg", "num_classes=5"], "num_classes is the data's number of classes, but came as 5: leave it out"),
+    (["--model-arg", "in_chans=1"], "in_chans must be 3 (RGB images), but came as 1"),
+    (["--model-arg", "widths=[wide]"], "alternet_18 cannot be built with depths="),
 ]
 
 
@@ -189,6 +225,14 @@ def test_a_size_and_a_checkpoint_of_another_model_are_told_before_the_first_step
     assert code == 2
     assert "other.safetensors does not fit the model" in error
     assert not (tmp_path / "out" / "log.csv").exists()
+
+
+def test_one_image_at_a_time_is_refused_where_a_map_has_one_pixel(run: Run, tmp_path: Path) -> None:
+    words = ["train", "resnet10t", "--recipe", "vanilla", "--data", "shapes", "--input-size", 32, "--limit", 24]
+    words += ["--epochs", 1, "--device", "cpu", "--out", tmp_path / "out"]
+    for more in (["--batch", 1], ["--batch", 4, "--accumulation", 4]):
+        code, _, error = run(*words, *more)
+        assert (code, "leaves one image at a time, on which this model cannot be trained" in error) == (2, True), error
 
 
 def test_folders_that_cannot_be_trained_on(run: Run, pictures: Callable[..., Path], tmp_path: Path) -> None:

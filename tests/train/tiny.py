@@ -40,6 +40,7 @@ class TinyData:
 
     classes = CLASSES
     size = (SIZE, SIZE)
+    fingerprint = ""
 
     def __init__(self, batch: int = 8, steps: int = 5, *, rank: int = 0, world: int = 1) -> None:
         self.batch, self.steps_per_epoch, self.rank, self.world = batch, steps, rank, world
