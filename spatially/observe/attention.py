@@ -165,6 +165,8 @@ def _step_aside() -> Iterator[None]:
 
 def absent(name: str, found: Trace) -> str:
     """Why a model has no attention maps."""
+    if not found.others and found.products:
+        return f"{name} computes its attention in a form that is not recognised, in {found.products[0]}"
     if not found.others:
         return f"{name} has no attention layers"
     reasons = "; ".join(f"{module} {reason}" for module, reason in list(found.others.items())[:3])

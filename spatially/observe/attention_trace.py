@@ -21,7 +21,7 @@ from spatially.observe import attention_calls as calls
 from spatially.observe.attention_arrangement import Arrangement, Axis, NotPlaced, arrange, grid_positions
 from spatially.observe.attention_layers import Layer
 from spatially.observe.origin import Origin, Points
-from spatially.observe.origin_rules import assign, follow, name_of
+from spatially.observe.origin_rules import PRODUCTS, assign, follow, name_of
 
 CHANNELS = "mixes channels, not positions"
 
@@ -53,6 +53,7 @@ class Trace:
     calls: tuple[Call, ...]
     convolutions: tuple[Convolution, ...]
     others: Mapping[str, str]  # attention that is none over positions: the module, and why
+    products: tuple[str, ...] = ()  # where two maps are multiplied as matrices, as attention does in whatever form
 
     @property
     def layers(self) -> list[Layer]:
@@ -86,6 +87,7 @@ class Follower(TorchFunctionMode):
         self.calls: list[Call] = []
         self.convolutions: list[Convolution] = []
         self.others: dict[str, str] = {}
+        self.products: list[str] = []
 
     def find(self, thing: Any) -> Origin | None:
         return self._origins.get(thing) if isinstance(thing, Tensor) else None
@@ -99,6 +101,7 @@ class Follower(TorchFunctionMode):
             self._attend(kind, args, options, result)
         elif isinstance(result, (Tensor, list, tuple)):
             self._convolve(function, args, options)
+            self._multiply(function, args, options, result)
             self._keep(result, follow(function, args, options, result, self.find))
         return result
 
@@ -119,6 +122,16 @@ class Follower(TorchFunctionMode):
         before = sum(call.layer is not None for call in self.calls)
         name = _unique(self._name(), {one.name for one in self.convolutions})
         self.convolutions.append(Convolution(name, tuple(weight.shape[2:]), (height, width), before))
+
+    def _multiply(self, function: Any, arguments: tuple[Any, ...], options: Mapping[str, Any], result: Any) -> None:
+        """Note a product of two maps. One with a single column weighs a map for its mean, which convolutional nets do too."""
+        if name_of(function) not in PRODUCTS | {"einsum"} or min(result.shape[-2:], default=0) < 2:
+            return
+        given = [*arguments, *options.values()]
+        tensors = [part for one in given for part in (one if isinstance(one, (list, tuple)) else [one])]
+        found = [origin for one in tensors if (origin := self.find(one)) is not None]
+        if sum(origin.points.spread() > 0 for origin in found) > 1:
+            self.products.append(self._name())
 
     def _attend(self, kind: str, arguments: tuple[Any, ...], options: Mapping[str, Any], result: Any) -> None:
         readers: dict[str, Callable[..., tuple[Call, Origin | None]]] = {
@@ -283,7 +296,8 @@ def fields(given: Mapping[str, Any]) -> tuple[Field, Field]:
 
 
 def trace(model: nn.Module, images: Tensor) -> Trace:
-    """Run the model on two images and follow everything."""
-    with names(model) as stack, Follower(model, images, stack) as follower:
+    """Run the model on two images, uncompiled, and follow everything."""
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, names(model) as stack, Follower(model, images, stack) as follower:
         model(images)
-    return Trace(tuple(follower.calls), tuple(follower.convolutions), follower.others)
+    return Trace(tuple(follower.calls), tuple(follower.convolutions), follower.others, tuple(follower.products))

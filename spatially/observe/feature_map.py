@@ -4,13 +4,16 @@ In timm's models it is mostly what ``forward_features`` returns; others have no 
 a pass (:mod:`spatially.observe.provenance`), by one rule for all:
 
 1. The residual stream ends at its last point, on a grid.
-2. If a normalisation follows that still holds a map on that grid, the last such one is the final norm (ViT: ``norm``;
-   EfficientNet: the batch norm of the 1×1 convolution after the last block). If none follows, because the model normalises
-   after pooling (ConvNeXt) or the class token alone (PiT), or not at all (ResNet), the last point itself is taken.
-3. Activations that are applied to it directly belong to it.
+2. If convolutions, linear layers or concatenations of channels follow that still give a map of more than one position, the
+   last of them takes its place (EfficientNet: the 1×1 convolution after the last block; HGNet: the last stage, which adds
+   nothing). Those that class attention reads do not count, nor does a classifier that is applied to every position.
+3. If a normalisation follows that still holds a map on that grid, the last such one is the final norm (ViT: ``norm``). If
+   none follows, because the model normalises after pooling (ConvNeXt) or the class token alone (PiT), or not at all
+   (ResNet), the map itself is taken.
+4. Activations, gates of channels, factors and additions that are applied to it directly belong to it.
 
-In a model without residual additions the last convolution, linear layer, normalisation or activation that gives a map of
-more than one position takes the place of 1 and 2; a pool that follows does not count.
+In a model without residual additions the last convolution, linear layer, concatenation, normalisation or activation that
+gives a map of more than one position takes the place of 1 to 3; a pool that follows does not count.
 """
 
 from __future__ import annotations
@@ -177,10 +180,9 @@ class _Maps:
         if point is None:
             made = [one for one in self._steps if self._makes_a_map(one)]
             return self._finished(made[-1]) if made else None
-        later = self._after(point)
         # What a head attends with is no feature map: its keys and values hold as many positions as the map they look at.
-        attends = any(one.kind == "attention" for one in later)
-        made = [] if attends else [one for one in later if self._transforms(one) and self._whole(one)]
+        later = [] if self._attended(point) else self._after(point)
+        made = [one for one in later if self._transforms(one) and not self._classifies(one)]
         start = made[-1] if made else point
         layout = self.layout(start)
         assert layout is not None
@@ -204,7 +206,7 @@ class _Maps:
         return found
 
     def _finished(self, step: Step) -> Step:
-        """What becomes of a map by activations, gates and the addition of its branches, one directly after another."""
+        """What becomes of a map by activations, gates and additions, one directly after another."""
         for one in self._steps[step.number + 1 :]:
             if step.number in one.parents and one.shape == step.shape and self._finishes(one):
                 return self._finished(one)
@@ -213,15 +215,25 @@ class _Maps:
     def _finishes(self, step: Step) -> bool:
         if step.function is None or not self._whole(step):
             return False
-        return _activates(step) or self._gates(step) or (step.kind == "addition" and len(step.parents) == 2)
+        return _activates(step) or self._gates(step) or (step.kind == "addition" and not self._attended(step))
+
+    def _attended(self, step: Step) -> bool:
+        """Whether it is a head's attention that reads the map: what it adds are positions."""
+        return any(one.kind == "attention" for one in self._after(step))
 
     def _gates(self, step: Step) -> bool:
-        """A product of a map with one number for each of its channels that was computed from the image."""
-        others = [self._steps[parent] for parent in step.parents]
-        return step.name in PRODUCTS_BY_ELEMENT and [self._whole(one) for one in others].count(False) == 1 < len(others)
+        """A product of a map with a constant, or with numbers for its channels that were computed from the image."""
+        maps = sum(self._whole(self._steps[parent]) for parent in step.parents)
+        return step.name in PRODUCTS_BY_ELEMENT and maps == 1 and not self._attended(step)
 
     def _transforms(self, step: Step) -> bool:
-        return step.kind in ("convolution", "linear") or self._joins(step)
+        return self._whole(step) and (step.kind in ("convolution", "linear") or self._joins(step))
+
+    def _classifies(self, step: Step) -> bool:
+        """Whether it gives the answers of every position, which are only averaged from there on."""
+        layout, answers = self.layout(step), self._steps[-1].shape[-1:]
+        mixes = any(one.kind in MAKES_MAPS - {"addition"} for one in self._after(step))
+        return layout is not None and (layout.channels,) == tuple(answers) and not mixes
 
     def _joins(self, step: Step) -> bool:
         """Maps put beside each other, channel by channel."""

@@ -201,7 +201,22 @@ def _join(function: Any, arguments: tuple[Any, ...], options: Mapping[str, Any],
         )
         for side in range(count)
     ]
+    if count == 1 and (middle := _in_the_middle(joined[0], [one[0] for one in parts])) is not None:
+        return Origin(middle)
     return Origin(*joined)
+
+
+def _in_the_middle(joined: Points, parts: Sequence[Points]) -> Points | None:
+    """Maps (B, C, H, W) put beside each other by channel that lie less than a position apart are one, in their middle."""
+    if any(len(one.shape) != 4 for one in (joined, *parts)) or not joined.varies(1):
+        return None
+    if not all(one.varies(2) and one.varies(3) and not one.varies(1) for one in parts):
+        return None
+    for coordinate, axis in (("row", 2), ("column", 3)):
+        part = getattr(joined, coordinate)
+        if not bool((part.amax(1) - part.amin(1)).max() < part.diff(dim=axis).abs().min()):
+            return None
+    return joined.mean(1).expand(joined.shape)
 
 
 def _pad(
@@ -215,12 +230,11 @@ def _pad(
 
 
 def _convolution(known: Origin, arguments: tuple[Any, ...], options: Mapping[str, Any], result: Tensor) -> Origin:
-    """All channels of the middle of the kernel's window."""
-    given = dict(zip(("input", "weight", "bias", "stride", "padding", "dilation"), arguments, strict=False)) | dict(
-        options
-    )
+    """All channels of a group in the middle of the kernel's window."""
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    given = dict(zip(names, arguments, strict=False)) | dict(options)
     kernel = tuple(given["weight"].shape[2:])
-    return _mix_channels(known, _middles(known, result, given, kernel), result)
+    return _mix_channels(known, _middles(known, result, given, kernel), result, groups=given.get("groups", 1))
 
 
 def _pool(
@@ -232,12 +246,12 @@ def _pool(
         return None
     if not name.startswith(("max_pool", "avg_pool")):
         sources = [_centres(known.shape[axis], result.shape[axis]) for axis in range(-rank, 0)]
-        return _mix_channels(known, sources, result, channels=False)
+        return _mix_channels(known, sources, result, groups=None)
     names = ("input", "kernel_size", "stride", "padding", *(["dilation"] if name.startswith("max") else []))
     given = dict(zip(names, arguments, strict=False)) | dict(options)
     kernel = _each(given["kernel_size"], rank)
     given["stride"] = given.get("stride") or kernel
-    return _mix_channels(known, _middles(known, result, given, kernel), result, channels=False)
+    return _mix_channels(known, _middles(known, result, given, kernel), result, groups=None)
 
 
 def _middles(known: Origin, result: Tensor, given: Mapping[str, Any], kernel: Sequence[int]) -> list[list[float]]:
@@ -269,18 +283,26 @@ def _centres(length: int, target: int) -> list[float]:
     return [(number + 0.5) * length / target - 0.5 for number in range(target)]
 
 
-def _mix_channels(
-    known: Origin, sources: Sequence[Sequence[float]], result: Tensor, *, channels: bool = True
-) -> Origin:
+def _mix_channels(known: Origin, sources: Sequence[Sequence[float]], result: Tensor, *, groups: int | None) -> Origin:
+    """The origins at these sources, mixed within each of the groups of channels; with None, channel by channel."""
     rank = len(sources)
 
     def lay(points: Points) -> Points:
-        points = points.mean(-rank - 1) if channels else points
+        points = points if groups is None else _mix_groups(points, -rank - 1, groups, result.shape[-rank - 1])
         for axis, source in enumerate(sources, start=-rank):
             points = _between(points, axis, source)
         return points.expand(result.shape)
 
     return known.map(lay)
+
+
+def _mix_groups(points: Points, axis: int, groups: int, channels: int) -> Points:
+    """Groups lie apart where they belong to several images, as in convolutions with kernels of each image's own."""
+    if groups == 1 or not points.varies(axis):
+        return points.mean(axis)
+    mixed = points.apply(lambda part: part.unflatten(axis, (groups, -1))).mean(axis)
+    spread: Points = mixed.apply(lambda part: part.repeat_interleave(channels // groups, axis).flatten(axis - 1, axis))
+    return spread
 
 
 def _between(points: Points, axis: int, source: Sequence[float]) -> Points:

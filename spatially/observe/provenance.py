@@ -180,10 +180,10 @@ class Recorder(TorchFunctionMode):
 
 
 def record(model: nn.Module, images: Tensor) -> Record:
-    """The steps of ``model(images)``."""
+    """The steps of ``model(images)``, uncompiled: compiled code would run past the interception."""
     names = {id(module): name for name, module in model.named_modules()}
     recorder = Recorder(images, names)
-    with recorder.modules(), recorder:
+    with torch.compiler.set_stance("force_eager"), recorder.modules(), recorder:
         model(images)
     return recorder.record
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -104,7 +104,8 @@ class stream:
         ]
         for handle in handles:
             self._open.callback(handle.remove)
-        self._open.enter_context(_eager(self._subject))
+        # Compiled code, of whichever part of the model, would run past every interception.
+        self._open.enter_context(torch.compiler.set_stance("force_eager"))
         self._open.enter_context(watch)
         return self
 
@@ -254,8 +255,3 @@ def spot_at(passed: Record, step: Step, layout: Layout, place: Place) -> Spot:
         for function, shapes in passed.calls[: step.call + 1]
     )
     return Spot(place, layout, step.function, output, shape, count)
-
-
-def _eager(subject: Subject) -> Any:
-    """Compiled code would run past every interception."""
-    return torch.compiler.set_stance("force_eager") if subject.compiled else nullcontext()

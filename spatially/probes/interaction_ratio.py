@@ -103,7 +103,8 @@ class InteractionRatio(Probe):
         raise NotApplicable(absent(subject.name, found))
 
     def _convolutions(self, found: Trace, attending: list[Layer]) -> list[Convolution]:
-        if self.convolutions == "none" or (self.convolutions == "auto" and (attending or found.layers or found.others)):
+        attends = bool(attending or found.layers or found.others or found.products)
+        if self.convolutions == "none" or (self.convolutions == "auto" and attends):
             return []
         return [one for one in found.convolutions if max(one.kernel) > 1]
 

@@ -17,12 +17,25 @@ from spatially.subject.source import Built, Request, construction
 
 def build_module(model: nn.Module, request: Request, *, name: str | None = None, source: str = "module") -> Built:
     """A module as it is. One with timm's `pretrained_cfg` says its preprocessing; any other needs `input_size`."""
-    name = name or type(model).__name__
+    plain_model = uncompiled(model)
+    name = name or type(plain_model).__name__
     if source == "module" and request.model_options:
         raise UserError(f"model_options: are for models made by name, got them with a finished {name}")
-    if getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None):
-        return Built(model, name, source, from_timm(model, request.input_size, name), classes=class_names(model))
+    if getattr(plain_model, "pretrained_cfg", None) or getattr(plain_model, "default_cfg", None):
+        preprocessing = from_timm(plain_model, request.input_size, name)
+        return Built(model, name, source, preprocessing, classes=class_names(plain_model))
     return Built(model, name, source, plain(request.input_size, name))
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The module that `torch.compile` was given; one that it did not wrap is returned as it is.
+
+    >>> module = nn.Linear(2, 2)
+    >>> uncompiled(module) is module
+    True
+    """
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else model
 
 
 def build_callable(name: str, request: Request) -> Built:

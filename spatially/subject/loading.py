@@ -53,7 +53,7 @@ def load(
     Args:
         model: a timm name (`resnet50.a1_in1k`), `demo/NAME`, `torchvision/NAME`, `hf/REPO`, a folder of a trained model,
             `package.module:callable` (the current directory is importable), or an `nn.Module`. A module is not copied:
-            it is moved to the device and set to eval mode.
+            it is moved to the device and set to eval mode. One from `torch.compile` runs as it was compiled.
         pretrained: with the weights its library offers, else random ones drawn from `seed`.
         checkpoint: a file of weights to use instead; implies `pretrained=False`.
         num_classes: how many classes the classifier has, where it is not the usual number.
@@ -83,20 +83,21 @@ def load(
     chosen_map = None if class_map is None else read_class_map(class_map)
 
     built = _build(model, request)
+    module = from_python.uncompiled(built.model)
     preprocessing = built.preprocessing.override(
         resize=resize, mean=mean, std=std, interpolation=interpolation, crop_mode=crop_mode
     )
     if checkpoint is not None:
-        load_checkpoint(built.model, checkpoint)
+        load_checkpoint(module, checkpoint)
     subject_name = name or built.name
     answers = built.answers
     if answers is None or request.input_size is not None:
-        columns = _columns(built.model, subject_name, preprocessing.input_size)
+        columns = _columns(module, subject_name, preprocessing.input_size)
         answers = columns if answers is None else answers
     if num_classes is not None and answers != num_classes:
         raise UserError(f"num_classes: {subject_name} answers in {answers} classes, got {num_classes}")
     return Subject(
-        built.model,
+        module,
         preprocessing,
         name=subject_name,
         answers=answers,
@@ -109,7 +110,7 @@ def load(
             "weights": _weights(built, request, checkpoint),
             **({"model_options": dict(model_options)} if model_options else {}),
         },
-        compile=compile,
+        compile=compile if module is built.model else built.model,
         channels_last=channels_last,
     )
 

@@ -45,7 +45,7 @@ class Subject:
         classes: ClassNames | None = None,
         class_map: Mapping[str, Any] | None = None,
         facts: Mapping[str, Any] | None = None,
-        compile: bool = False,
+        compile: bool | Callable[[Tensor], Any] = False,  # or `model` as it was compiled already
         channels_last: bool = False,
     ) -> None:
         self.name = name
@@ -58,7 +58,11 @@ class Subject:
         if channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
         # `model` stays the plain module: observers read it, and its state dict keeps its names
-        self._forward: Callable[[Tensor], Any] = torch.compile(self.model) if compile else self.model
+        self._forward: Callable[[Tensor], Any] = self.model
+        if callable(compile):  # asked first: a compiled module has no truth value
+            self._forward = compile
+        elif compile:
+            self._forward = torch.compile(self.model)
         self._moments = (preprocessing.mean, preprocessing.std)
         self._mean, self._std = self._normalisation()
         self._known = classes or ClassNames()

@@ -497,6 +497,22 @@ def test_two_observations_at_once():
     assert torch.equal(outer[0][1], inner[0][1])
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_models_that_come_compiled(in_place):
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=4).eval()
+    with torch.no_grad(), attention(spatially.load(model, input_size=32, device="cpu")) as expected:
+        expected.subject(pictures(32))
+    if in_place:
+        model.compile(backend="eager")
+    subject = spatially.load(model if in_place else torch.compile(model, backend="eager"), input_size=32, device="cpu")
+    with torch.no_grad(), attention(subject) as maps:
+        subject(pictures(32))
+    for (layer, weights), (known, others) in zip(maps, expected, strict=True):
+        assert layer == known
+        assert torch.equal(weights, others)
+
+
 def test_compiled_models_are_watched_uncompiled():
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=4)

@@ -35,6 +35,12 @@ TIMM = {
     "mobilenetv3_small_050": PLAIN,
     "regnetx_002": PLAIN,
     "densenet121": {"growth_rate": 4, "block_config": (1, 1)},
+    "hgnetv2_b0": PLAIN,  # its last stage adds nothing
+    "ese_vovnet19b_slim": PLAIN,
+    "rdnet_tiny": PLAIN,
+    "fastvit_t8": PLAIN,
+    "tf_efficientnet_cc_b0_4e": PLAIN,  # images as groups of channels
+    "resmlp_12_224": {"img_size": 64},
     "vit_small_relposmlp_gab": TOKENS,
     "vit_small_conv3": TOKENS,
     "swin_tiny_m": {"img_size": 64, "embed_dim": 16, "depths": (1, 1), "num_heads": (2, 4)},
@@ -99,6 +105,7 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: torchvision.models.SwinTransformer([4, 4], 16, [1, 1], [2, 4], [4, 4], num_classes=5),
         "norm",
     ),
+    "torchvision googlenet": (lambda: torchvision.models.googlenet(num_classes=5, init_weights=False), "inception5b"),
     "torchvision efficientnet": (lambda: torchvision.models.mobilenet_v3_small(num_classes=5), "features"),
     "hf vit": (lambda: transformer("ViT", **SMALL), "vit.layernorm"),
     "hf dinov2": (lambda: transformer("Dinov2", **SMALL), "dinov2.layernorm"),
@@ -130,6 +137,52 @@ def test_a_home_made_model_without_additions() -> None:
     subject = subject_of(model, 32)
     images = torch.rand(2, 3, 32, 32)
     assert torch.equal(seen(subject, images), model[1](model[0](subject.normalise(images))).detach())
+
+
+class Later(nn.Module):
+    """Convolutions without a short cut after the only one with one; `dense` answers at every position."""
+
+    def __init__(self, dense: bool = False) -> None:
+        super().__init__()
+        self.stem, self.block = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1)
+        self.down = nn.ModuleList(nn.Conv2d(8, 8, 3, stride=2, padding=1) for _ in range(2))
+        self.head = nn.Linear(8, 4)
+        self.dense = dense
+
+    def features(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.block(x).relu()
+        return self.down[1](self.down[0](x).relu()).relu()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.features(x)
+        return self.head(x.permute(0, 2, 3, 1)).mean((1, 2)) if self.dense else self.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_convolutions_after_the_last_addition(dense: bool) -> None:
+    model = Later(dense)
+    subject = subject_of(model, 32)
+    images = torch.rand(2, 3, 32, 32)
+    assert torch.equal(seen(subject, images), model.features(subject.normalise(images)).detach())
+    assert feature_map(subject).place().grid == (8, 8)
+
+
+def test_maps_a_pixel_apart_beside_each_other() -> None:
+    """As in NASNet, whose short cuts halve a map twice, the second time shifted by a pixel."""
+
+    class Joined(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return self[2](self.features(x).mean((2, 3)))
+
+        def features(self, x: Tensor) -> Tensor:
+            return torch.cat([self[0](x), self[1](x[:, :, 1:, 1:])], 1).relu()
+
+    model = Joined(nn.Conv2d(3, 4, 1, stride=2), nn.Conv2d(3, 4, 1, stride=2), nn.Linear(8, 4))
+    subject = subject_of(model, 8)
+    images = torch.rand(2, 3, 8, 8)
+    assert torch.equal(seen(subject, images), model.features(subject.normalise(images)).detach())
+    assert feature_map(subject).source(1, 1) == (3, 3)
 
 
 def test_points_of_the_stream_by_name_and_number() -> None:

@@ -1,5 +1,6 @@
 """The residual stream of every family: how many points, of what kind, with the values that the libraries' own outputs have."""
 
+from copy import deepcopy
 from pathlib import Path
 from runpy import run_path
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 import spatially
 from spatially.errors import NotApplicable, UserError
-from spatially.observe import Place, stream
+from spatially.observe import Place, feature_map, stream
 
 _SHARED = run_path(str(Path(__file__).parent / "families.py"))
 FAMILIES, subject_of, count_kinds = (_SHARED[name] for name in ("FAMILIES", "subject_of", "count_kinds"))
@@ -330,6 +331,25 @@ def test_compiled_models_are_seen_through() -> None:
     with torch.no_grad(), stream(subject) as seen:
         subject(pictures("timm vit"))
     assert len(seen) == FAMILIES["timm vit"].points
+
+
+@pytest.mark.parametrize("way", ["wrapped", "in place", "a part"])
+def test_models_that_come_compiled_are_seen_through(way: str) -> None:
+    torch.manual_seed(0)
+    model, images = Stack("in place", "parallel"), torch.rand(2, 3, 32, 32)
+    plain = spatially.load(deepcopy(model), input_size=32, device="cpu")
+    if way == "wrapped":
+        model = torch.compile(model, backend="eager")
+    else:
+        (model if way == "in place" else model.blocks).compile(backend="eager")
+    subject = spatially.load(model, input_size=32, device="cpu")
+    for look in (stream, feature_map):
+        with torch.no_grad(), look(plain) as expected:
+            plain(images)
+        with torch.no_grad(), look(subject) as seen:
+            subject(images)
+        assert [place for place, _ in seen] == [place for place, _ in expected]
+        assert all(torch.equal(one, other) for (_, one), (_, other) in zip(seen, expected, strict=True))
 
 
 def test_tokens_first() -> None:

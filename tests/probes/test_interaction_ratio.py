@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 from rich.console import Console
+from torch import nn
 
 import spatially
 from spatially.data import Images
@@ -136,6 +137,32 @@ def test_convolutions_among_attention():
     assert kinds[-1] == "attention"
     attending = all_of_them.interaction_ratio[:, np.array(kinds) == "attention"]
     np.testing.assert_array_equal(attending, alone.interaction_ratio)
+
+
+class ByHand(nn.Module):
+    """A patch embedding and attention whose softmax is written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 8, stride=8)
+        self.attend = nn.Linear(8, 24)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        queries, keys, values = self.attend(self.stem(images).flatten(2).transpose(1, 2)).chunk(3, -1)
+        logits = queries @ keys.transpose(1, 2)
+        weights = (logits - logits.amax(-1, keepdim=True)).exp()
+        return self.head((weights / weights.sum(-1, keepdim=True) @ values).mean(1))
+
+
+def test_attention_that_is_not_recognised_is_no_convolution():
+    subject = spatially.load(ByHand(), name="mine", input_size=32, device="cpu")
+    with pytest.raises(NotApplicable, match="mine computes its attention in a form that is not recognised"):
+        InteractionRatio().run(subject, pictures(subject))
+    result = InteractionRatio(convolutions="all").run(subject, pictures(subject))
+    assert list(result.name.values) == ["stem"]
+    gated = spatially.load(timm.create_model("gcresnext26ts", num_classes=5), input_size=64, device="cpu")
+    assert set(InteractionRatio().run(gated, pictures(gated, 1)).kind.values) == {"convolution"}
 
 
 def test_channel_attention_does_not_apply():

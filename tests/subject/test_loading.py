@@ -204,6 +204,18 @@ def test_modules(image):
     assert load(timm.create_model("resnet18"), device="cpu").preprocessing.input_size == (224, 224)
 
 
+def test_a_compiled_module_is_known_by_what_was_compiled(image):
+    seen = []
+    model = timm.create_model("resnet10t", num_classes=5)
+    subject = load(torch.compile(model, backend=lambda graph, inputs: seen.append(graph) or graph), device="cpu")
+    assert subject.model is model
+    assert subject.compiled
+    assert (subject.name, subject.answers, subject.preprocessing.crop_mode) == ("ResNet", 5, "center")
+    assert not seen
+    torch.testing.assert_close(answer(subject, image), answer(load(model, device="cpu"), image))
+    assert seen
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
