@@ -1,11 +1,13 @@
 """How every figure looks: type, colours, and how a model keeps its colour from figure to figure.
 
 Series colours follow Okabe and Ito (2008), darkened where they were too pale on white. A model is told apart by its
-marker and line pattern as well, so twelve models stay readable in grey and for colour-blind readers.
+marker and line pattern as well, so twelve models stay readable in grey and for colour-blind readers; and by its marker
+and colour alone, where there are no lines.
 """
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,7 +21,7 @@ FAINT = "#b9c0ca"
 GRID = "#e7eaef"
 
 SERIES = ("#0072b2", "#d55e00", "#009073", "#b5478f", "#b98300", "#3f9bd1")
-MARKERS = ("o", "s", "^", "D", "v", "P", "o", "s", "^", "D", "v", "P")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p", "<", "h", ">")  # no colour meets a marker twice
 PATTERNS: tuple[Any, ...] = ("-", (0, (4.5, 1.5)), (0, (1.2, 1.2)))
 
 HOST, NEITHER, GUEST = "#c8570a", "#d3d8df", "#0f6fae"
@@ -58,17 +60,36 @@ class Series:
     pattern: Any
 
 
+_STUDY: ContextVar[tuple[str, ...]] = ContextVar("study", default=())
+
+
+@contextmanager
+def looks_of(models: Iterable[str]) -> Iterator[None]:
+    """Inside this, every figure gives these models the same looks, also one that has only some of them."""
+    before = _STUDY.set(tuple(models))
+    try:
+        yield
+    finally:
+        _STUDY.reset(before)
+
+
 def series(names: Iterable[str]) -> dict[str, Series]:
-    """A look for each model, by its place in the study.
+    """A look for each model, by its place in the study; what is no model of the study comes after them.
 
     >>> series(["a", "b"])["b"].colour
     '#d55e00'
+    >>> with looks_of(["a", "b", "c"]):
+    ...     series(["c"]) == {"c": series(["a", "b", "c"])["c"]}
+    True
     """
+    names = list(names)
+    places = {name: place for place, name in enumerate(dict.fromkeys([*_STUDY.get(), *names]))}
+    return {name: _look(places[name]) for name in names}
+
+
+def _look(place: int) -> Series:
     count = len(SERIES)
-    return {
-        name: Series(SERIES[i % count], MARKERS[i % len(MARKERS)], PATTERNS[i // count % len(PATTERNS)])
-        for i, name in enumerate(names)
-    }
+    return Series(SERIES[place % count], MARKERS[place % len(MARKERS)], PATTERNS[place // count % len(PATTERNS)])
 
 
 @cache

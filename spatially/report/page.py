@@ -13,6 +13,7 @@ import xarray as xr
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from spatially.drawing.style import looks_of
 from spatially.drawing.values import (
     KINDS,
     Results,
@@ -100,9 +101,10 @@ def write_report(
     if not results:
         raise UserError("results: nothing to report, no probe has a result for any model")
     directory = Path(directory)
-    sections = [
-        _section(directory, probe, models, figures_for.get(probe), examples) for probe, models in results.items()
-    ]
+    with looks_of(_names(results)):
+        sections = [
+            _section(directory, probe, models, figures_for.get(probe), examples) for probe, models in results.items()
+        ]
     if examples is not None and "sensitivity" in results:
         _add_gallery(directory, sections, results["sensitivity"], examples, figures_for.get("sensitivity"))
     return write_whole(directory / "report.html", _page(results, sections))
@@ -146,7 +148,7 @@ def _page(results: Mapping[str, Results], sections: list[Section]) -> str:
 def _overview(results: Mapping[str, Results]) -> list[str]:
     """How many models, which data, how many images: what the answer rests on."""
     datasets = [dataset for models in results.values() for dataset in models.values()]
-    names = dict.fromkeys(name for models in results.values() for name in models)
+    names = _names(results)
     facts = [f"{len(names)} model{'s' if len(names) > 1 else ''}"]
     facts += list(dict.fromkeys(str(dataset.attrs["data"]) for dataset in datasets if dataset.attrs.get("data")))
     images = {attribute(dataset, "images") for dataset in datasets}
@@ -155,6 +157,11 @@ def _overview(results: Mapping[str, Results]) -> list[str]:
         span = dict.fromkeys(thousands(count) for count in (counts[0], counts[-1]))
         facts.append(f"{' to '.join(span)} images")
     return facts
+
+
+def _names(results: Mapping[str, Results]) -> list[str]:
+    """Every model of the study, in its order."""
+    return list(dict.fromkeys(name for models in results.values() for name in models))
 
 
 def _bag_levels(sensitivity: Results) -> list[str]:
