@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from spatially.data import Images
     from spatially.subject import Subject
 
+LONGEST_PLAN = 24  # lines
+
 
 @dataclass(frozen=True, eq=False)
 class Task:
@@ -93,7 +95,48 @@ def _wait(device: torch.device) -> None:
 
 
 def plan_table(rows: list[tuple[Task, int, float | None]], *, processes: int) -> Table:
-    """A line a task: what is left of it, and how long that takes at its measured speed."""
+    """A line a task: what is left of it, and how long that takes at its measured speed. Of many tasks, a line a model."""
+    table = _plan_by_model(rows, processes) if len(rows) > LONGEST_PLAN else _plan_by_task(rows, processes)
+    most = size(max((task.memory for task, *_ in rows), default=0))
+    total = sum(_seconds(*row, processes) for row in rows)
+    who = f"{processes} process{'es' if processes > 1 else ''}"
+    table.caption = f"about {duration(total)} in all with {who}, {most} of memory beside the activations"
+    return table
+
+
+def _passes(task: Task, done: int) -> float:
+    """Forward passes that are left."""
+    return task.forward_passes * (len(task.chunks) - done) / len(task.chunks)
+
+
+def _seconds(task: Task, done: int, rate: float | None, processes: int) -> float:
+    return _passes(task, done) / rate / processes if rate else 0.0
+
+
+def _plan_by_model(rows: list[tuple[Task, int, float | None]], processes: int) -> Table:
+    counts = {len(task.images) for task, *_ in rows}
+    title = f"Plan: {counts.pop():,} images" if len(counts) == 1 else "Plan"
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    table.add_column("model", overflow="fold")
+    for name in ("probes", "passes", "images/s", "about", "state"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for model in dict.fromkeys(task.model for task, *_ in rows):
+        own = [row for row in rows if row[0].model == model]
+        ready = sum(done == len(task.chunks) for task, done, _ in own)
+        begun = any(done for _, done, _ in own)
+        rate = next((rate for *_, rate in own if rate), None)
+        table.add_row(
+            escape(model),
+            str(len(own)),
+            f"{sum(_passes(task, done) for task, done, _ in own):,.0f}",
+            f"{rate * processes:,.0f}" if rate else "",
+            duration(sum(_seconds(*row, processes) for row in own)) if rate else "",
+            "done" if ready == len(own) else f"{ready}/{len(own)}" if begun else "new",
+        )
+    return table
+
+
+def _plan_by_task(rows: list[tuple[Task, int, float | None]], processes: int) -> Table:
     counts = {len(task.images) for task, *_ in rows}
     title = f"Plan: {counts.pop():,} images" if len(counts) == 1 else "Plan"
     table = Table(title=title, title_justify="left", caption_justify="left")
@@ -101,13 +144,9 @@ def plan_table(rows: list[tuple[Task, int, float | None]], *, processes: int) ->
     table.add_column("probe", no_wrap=True)
     for name in (*(["images"] if counts else []), "passes", "images/s", "about", "state"):
         table.add_column(name, justify="right", no_wrap=True)
-    total = 0.0
     before = ""
     for task, done, rate in rows:
         chunks = len(task.chunks)
-        left = task.forward_passes * (chunks - done) / chunks
-        seconds = left / rate / processes if rate else 0.0
-        total += seconds
         state = "done" if done == chunks else f"{done}/{chunks}" if done else "new"
         if before and task.model != before:
             table.add_section()
@@ -115,15 +154,12 @@ def plan_table(rows: list[tuple[Task, int, float | None]], *, processes: int) ->
             "" if task.model == before else escape(task.model),
             task.probe.name,
             *([f"{len(task.images):,}"] if counts else []),
-            f"{left:,.0f}",
+            f"{_passes(task, done):,.0f}",
             f"{rate * processes:,.0f}" if rate else "",
-            duration(seconds) if rate else "",
+            duration(_seconds(task, done, rate, processes)) if rate else "",
             state,
         )
         before = task.model
-    most = size(max((task.memory for task, *_ in rows), default=0))
-    who = f"{processes} process{'es' if processes > 1 else ''}"
-    table.caption = f"about {duration(total)} in all with {who}, {most} of memory beside the activations"
     return table
 
 

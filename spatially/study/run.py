@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import xarray as xr
 import yaml
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from spatially.data import Images, open_images
 from spatially.errors import NotApplicable, UserError
@@ -32,6 +33,7 @@ from spatially.study.store import Store, read_dataset, slug, write_dataset
 from spatially.subject import load
 
 _EXAMPLES = 3
+_LONG_REASON = 90  # characters
 
 
 def run_study(
@@ -64,8 +66,10 @@ def run_study(
             store.clear_drafts()
             write_whole(store.folder / "study.yaml", yaml.safe_dump(study.describe(), sort_keys=False))
             write_dataset(store.folder / "examples.nc", _examples(tasks[0].images, seed=tasks[0].probe.seed))
-        for task in left:
-            _run_task(task, store, processes, console)
+            store.keep_skipped([asdict(one) for one in skipped])
+        widest = max((len(task.model) for task in left), default=0)
+        for _, of_model in groupby(left, key=lambda task: task.model):
+            _run_model(list(of_model), store, processes, console, widest=widest)
     return store
 
 
@@ -79,13 +83,16 @@ class Skipped:
 
 
 def _said_once(skipped: Sequence[Skipped], models: int) -> Iterator[str]:
-    """A line for each reason, with all the models that have it."""
+    """A line for each reason, with all the models that have it; the long of a long reason stands on the page alone."""
     of: dict[tuple[str, str], list[str]] = {}
     for one in skipped:
-        of.setdefault((one.probe, one.reason), []).append(one.model)
+        of.setdefault((one.probe, one.reason.removeprefix(f"{one.model} ")), []).append(one.model)
+    told = {(one.model, one.probe): one.reason for one in skipped}
     for (probe, reason), names in of.items():
         whose = "" if len(names) == models > 1 else f" of {', '.join(names)}"
-        yield f"skipped {probe}{whose}: {reason}"
+        said = told[names[0], probe] if len(names) == 1 else reason
+        short, colon, _ = said.partition(": ")
+        yield f"skipped {probe}{whose}: {short if colon and len(said) > _LONG_REASON else said}"
 
 
 def _prepare(study: Study, processes: Processes, device: str) -> tuple[list[Task], list[Skipped]]:
@@ -197,17 +204,35 @@ def _examples(images: Images, *, seed: int) -> xr.Dataset:
     )
 
 
-def _run_task(task: Task, store: Store, processes: Processes, console: Console) -> None:
+def _run_model(tasks: Sequence[Task], store: Store, processes: Processes, console: Console, *, widest: int) -> None:
+    """All that is left of one model, in one line of progress: what is being measured now, then how much it was."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("{task.fields[doing]}"),
+        console=console,
+    )
+    with bar:
+        label = bar.add_task(
+            escape(tasks[0].model.ljust(widest)), total=sum(len(task.chunks) for task in tasks), doing=""
+        )
+        before = 0
+        for task in tasks:
+            bar.update(label, doing=task.probe.name)
+            for done in _run_task(task, store, processes):
+                bar.update(label, completed=before + done)
+            before += len(task.chunks)
+        bar.update(label, doing=tasks[0].probe.name if len(tasks) == 1 else f"{len(tasks)} probes")
+
+
+def _run_task(task: Task, store: Store, processes: Processes) -> Iterator[int]:
+    """Measure one probe of one model and keep its result; yields how many chunks are done, about."""
     start = time.perf_counter()
     attributes = task.attributes
     measure = _measure_with_stopping if task.probe.stopping() else _measure_all
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
-    )
-    with bar:
-        label = bar.add_task(escape(f"{task.model} · {task.probe.name}"), total=len(task.chunks))
-        for done in measure(task, store, processes, attributes["key"]):
-            bar.update(label, completed=done)
+    yield from measure(task, store, processes, attributes["key"])
     processes.wait()
     if processes.is_main:
         found = (

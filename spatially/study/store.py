@@ -109,6 +109,15 @@ class Store:
         path = self.folder / "examples.nc"
         return read_dataset(path) if path.exists() else None
 
+    def keep_skipped(self, skipped: list[dict[str, str]]) -> None:
+        """Remember what the study left out: model, probe and reason."""
+        write_whole(self.folder / "skipped.json", json.dumps(skipped, indent=1, ensure_ascii=False) + "\n")
+
+    def skipped(self) -> list[dict[str, str]]:
+        """What the study left out, as far as it says so."""
+        path = self.folder / "skipped.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+
     def log(self, **event: Any) -> None:
         """Add a line to the log."""
         with open(self.folder / "log.jsonl", "a") as file:

@@ -18,6 +18,7 @@ from spatially.errors import UserError
 from spatially.files import WriteError
 from spatially.probes import Sensitivity
 from spatially.study import Study, run_study
+from spatially.study.run import Skipped, _said_once
 from spatially.study.store import read_dataset
 
 QUIET = Console(quiet=True)
@@ -223,3 +224,42 @@ def test_another_batch_size_agrees(batch: int, tmp_path: Path) -> None:
     ]
     assert np.array_equal(one.prediction, other.prediction)
     assert np.abs(one.probability - other.probability).max() < 1e-5
+
+
+def test_reasons_are_said_once_for_all_models_that_have_them() -> None:
+    skipped = [
+        Skipped(
+            model,
+            "fourier",
+            f"{model} has no residual stream: nowhere does it add what it computed from a map to that map",
+        )
+        for model in ("a", "b")
+    ]
+    skipped += [
+        Skipped("a", "position_bias", "a has no position bias"),
+        Skipped("a", "other", "why not"),
+        Skipped("b", "other", "why not"),
+    ]
+    assert list(_said_once(skipped, 3)) == [
+        "skipped fourier of a, b: has no residual stream: nowhere does it add what it computed from a map to that map",
+        "skipped position_bias of a: a has no position bias",
+        "skipped other of a, b: why not",
+    ]
+    assert list(_said_once(skipped[3:], 2)) == ["skipped other: why not"]
+    long = Skipped("a", "shape_bias", f"there are no such images: {'x' * 90}")
+    assert list(_said_once([long], 1)) == ["skipped shape_bias of a: there are no such images"]
+
+
+def test_a_study_of_many_tasks_takes_a_line_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spatially.study.plan.LONGEST_PLAN", 3)
+    with open(os.devnull, "w") as nowhere:
+        console = Console(record=True, width=80, file=nowhere)
+        models = [MODEL | {"name": name} for name in ("one", "second")]
+        probes = {"sensitivity": {"blocks": [8], "ratios": [0, 1]}, "paste": {"block": 8}, "position_bias": {}}
+        with pytest.raises(UserError, match="no position embedding"):
+            run_study(study(models=models, probes=probes), tmp_path, device="cpu", console=console)
+        del probes["position_bias"]
+        run_study(study(models=models, probes=probes), tmp_path, device="cpu", console=console)
+    said = console.export_text().splitlines()
+    assert sum("one" in line for line in said) == 2  # its plan, its progress
+    assert [line.split()[:1] for line in said if "2 probes" in line] == [["one"], ["second"]]
