@@ -30,6 +30,8 @@ WORDS = {
     "open": "not settled",
     "undefined": "undefined",
 }
+# What is known all the same where an interval reaches across one line only.
+HALF_SETTLED = {"above": "structure, or both", "below": "patches, or both"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,16 @@ class Answer:
 
     @property
     def word(self) -> str:
-        return WORDS[self.verdict]
+        return HALF_SETTLED.get(half_settled(self.reliance), WORDS["open"]) if self._open else WORDS[self.verdict]
+
+    @property
+    def kind(self) -> str:
+        """By what models are counted: the verdict, or on which side of one line an open one lies."""
+        return (half_settled(self.reliance) if self._open else "") or self.verdict
+
+    @property
+    def _open(self) -> bool:
+        return self.verdict == "open"
 
 
 def headline_block(results: Results) -> int:
@@ -70,6 +81,15 @@ def verdict(reliance: Estimate) -> str:
     return "both" if low > BAG and high < STRUCTURE else "open"
 
 
+def half_settled(reliance: Estimate) -> str:
+    """What an interval that reaches across one line leaves: "above" the lower or "below" the upper one, or nothing.
+
+    >>> half_settled(Estimate(0.73, 0.69, 0.78)), half_settled(Estimate(0.5, 0.2, 0.8))
+    ('above', '')
+    """
+    return "above" if reliance.low > BAG else "below" if reliance.high < STRUCTURE else ""
+
+
 def answers(sensitivity: Results, paste: Results) -> list[Answer]:
     """One a model, the most reliant on structure first, undefined ones last."""
     block = headline_block(sensitivity)
@@ -83,20 +103,34 @@ def summary(found: list[Answer]) -> str:
         return ""
     phrases = {
         "structure": ("sees structure", "see structure"),
+        "above": ("uses structure, alone or beside patches", "use structure, alone or beside patches"),
         "both": ("uses structure and patches alike", "use structure and patches alike"),
+        "below": ("uses patches, alone or beside structure", "use patches, alone or beside structure"),
         "bag": ("is a bag of patches", "are bags of patches"),
         "open": ("is not settled by this many images", "are not settled by this many images"),
         "undefined": ("cannot be judged", "cannot be judged"),
     }
-    counts = {key: sum(answer.verdict == key for answer in found) for key in phrases}
+    counts = {key: sum(answer.kind == key for answer in found) for key in phrases}
     parts = [f"{count} {phrases[key][count > 1]}" for key, count in counts.items() if count]
     return f"Of {len(found)} models, {listing(parts)}."
+
+
+def extremes(found: list[Answer], block: int) -> str:
+    """Who relies most and who least, each with its interval."""
+    defined = [answer for answer in found if answer.reliance.defined]
+    if len(defined) < 2:
+        return ""
+    most, least = defined[0], defined[-1]
+    return (
+        f"When every {square(block)} block is shuffled, {most.model} loses most of its above-chance accuracy,"
+        f" {with_interval(most.reliance)}, and {least.model} least, {with_interval(least.reliance)}."
+    )
 
 
 def _answer(name: str, dataset: xr.Dataset, block: int, paste: xr.Dataset | None) -> Answer:
     reliance = estimate(dataset, "structure_reliance", block=block)
     decided = verdict(reliance)
-    more = [*_other_block(dataset, block), *_clean(dataset), *_paste(paste)]
+    more = [*_parts_alone(dataset, reliance), *_other_block(dataset, block), *_clean(dataset), *_paste(paste)]
     return Answer(name, decided, _sentence(dataset, reliance, decided, block), tuple(more), reliance)
 
 
@@ -108,6 +142,13 @@ def _sentence(dataset: xr.Dataset, reliance: Estimate, decided: str, block: int)
     if decided == "bag":
         return f"keeps {with_interval(kept)} {when}: a bag of patches."
     if decided == "open":
+        if side := half_settled(reliance):
+            known = {"above": "no bag of patches", "below": "no rigid template"}[side]
+            line = percent(STRUCTURE if side == "above" else BAG)
+            return (
+                f"loses {with_interval(reliance)} {when}: it is {known}; the interval reaches across {line}, so whether"
+                f" it is {HALF_SETTLED[side]}, more images would tell."
+            )
         lines = listing(percent(line) for line in (BAG, STRUCTURE) if reliance.low <= line <= reliance.high)
         return f"loses {with_interval(reliance)} {when}: the interval reaches across {lines}, so it is not settled."
     ending = {
@@ -115,6 +156,24 @@ def _sentence(dataset: xr.Dataset, reliance: Estimate, decided: str, block: int)
         "both": "it uses structure, but patches alone still take it part of the way.",
     }[decided]
     return f"loses {with_interval(reliance)} {when}: {ending}"
+
+
+def _parts_alone(dataset: xr.Dataset, reliance: Estimate) -> list[str]:
+    """Where the best bag of patches is known: what falling back on the parts would look like, and whether it does."""
+    clean, chance, bag = clean_accuracy(dataset), attribute(dataset, "chance"), attribute(dataset, "bag_accuracy")
+    if not (reliance.bounded and clean.low > bag > chance):
+        return []
+    level = (clean.value - bag) / (clean.value - chance)
+    if reliance.low > level:
+        found = "this one loses more, so once they are displaced it cannot use all of its parts either"
+    elif reliance.high < level:
+        found = "this one loses less, so what is whole inside a block still helps it"
+    else:
+        found = "so does this one, within its interval"
+    return [
+        "A model that knows the arrangement, and is left with the parts once that is gone, would lose"
+        f" {percent(level)}: {found}."
+    ]
 
 
 def _other_block(dataset: xr.Dataset, block: int) -> list[str]:

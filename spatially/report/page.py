@@ -1,9 +1,10 @@
 """The report: one page that works offline, and its figures and tables as files beside it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from spatially.drawing.values import (
     clean_accuracy,
     estimate,
     kinds,
+    listing,
     percent,
     ratios,
     square,
@@ -32,11 +34,19 @@ from spatially.errors import UserError
 from spatially.files import write_whole
 from spatially.report import answer, citation
 from spatially.report.files import data_uri, save_figure, settle
-from spatially.report.provenance import Provenance, provenance
+from spatially.report.provenance import of_the_study
+from spatially.report.reading import READING
 from spatially.version import __version__
 
 QUESTION = "Does it see spatial structure, or a bag of patches?"
 LONGEST_TABLE = 120  # rows on the page; longer ones are in their file
+WRITTEN = {
+    "nll": "NLL",
+    "r_squared": "R²",
+    "sigma_x": "σ across",
+    "sigma_y": "σ down",
+    "log_amplitude": "Δ log amplitude",
+}
 SCALE = 1.62  # CSS pixels a point: 8-point type in a figure reads like the page's small type
 
 
@@ -82,7 +92,9 @@ class Section:
     pictures: list[Picture]
     gallery: list[Picture]
     tables: list[Table]
-    provenance: Provenance
+    question: str
+    reading: str
+    absent: list[str]
 
 
 def write_report(
@@ -91,19 +103,24 @@ def write_report(
     results: Mapping[str, Results],
     examples: xr.Dataset | None = None,
     figures_for: Mapping[str, Any],
+    skipped: Sequence[Mapping[str, str]] = (),
 ) -> Path:
     """Write ``directory/report.html``, ``figures/*.{svg,pdf,png}`` and ``tables/*.csv``; return the page's path.
 
     ``results`` maps a probe's name in lower case to its results by model, ``figures_for`` the same name to a `Drawing`.
+    ``skipped`` says, by ``model`` and ``probe``, for which ``reason`` a study left something out.
     The page is written last, so what it links to exists. The same input gives the same bytes.
     """
     results = {probe: models for probe, models in results.items() if models}
     if not results:
         raise UserError("results: nothing to report, no probe has a result for any model")
     directory = Path(directory)
-    with looks_of(_names(results)):
+    names = _names(results)
+    reasons = {(one["model"], one["probe"]): one["reason"] for one in skipped}
+    with looks_of(names):
         sections = [
-            _section(directory, probe, models, figures_for.get(probe), examples) for probe, models in results.items()
+            _section(directory, probe, models, figures_for.get(probe), examples, _absent(probe, models, names, reasons))
+            for probe, models in results.items()
         ]
     if examples is not None and "sensitivity" in results:
         _add_gallery(directory, sections, results["sensitivity"], examples, figures_for.get("sensitivity"))
@@ -122,12 +139,16 @@ def _page(results: Mapping[str, Results], sections: list[Section]) -> str:
     )
     sensitivity, paste = results.get("sensitivity", {}), results.get("paste", {})
     found = answer.answers(sensitivity, paste) if sensitivity else []
+    general, of_probes = of_the_study(results)
     return environment.get_template("page.html.jinja").render(
         question=QUESTION,
         css=Markup((folder / "page.css").read_text(encoding="utf-8")),
         overview=_overview(results),
         answers=found,
         summary=answer.summary(found) if found else "",
+        extremes=answer.extremes(found, answer.headline_block(sensitivity)) if found else "",
+        general=general,
+        of_probes={_file_name(probe): one for probe, one in of_probes.items()},
         others=answer.paste_only(paste) if paste and not sensitivity else {},
         block=square(answer.headline_block(sensitivity)) if sensitivity else "",
         bag_threshold=percent(answer.BAG),
@@ -183,11 +204,19 @@ def _ranking(sensitivity: Results, found: list[answer.Answer]) -> Table | None:
                 str(place) if one.reliance.defined else "–",
                 one.model,
                 thousands(attribute(dataset, "parameters")),
+                one.word,
                 with_interval(clean_accuracy(dataset)),
                 *(with_interval(reliance) if reliance.defined else "undefined" for reliance in reliances),
             ]
         )
-    columns = ["", "Model", "Parameters", "Clean accuracy", *(f"Reliance {square(block)}" for block in sizes)]
+    columns = [
+        "",
+        "Model",
+        "Parameters",
+        "Reading",
+        "Clean accuracy",
+        *(f"Reliance {square(block)}" for block in sizes),
+    ]
     caption = (
         f"Ranked by structure reliance with {square(answer.headline_block(sensitivity))} pixel blocks, in per cent,"
         " 95 % intervals in brackets: 0 is a bag of patches, 100 a rigid template."
@@ -199,7 +228,12 @@ def _ranking(sensitivity: Results, found: list[answer.Answer]) -> Table | None:
 
 
 def _section(
-    directory: Path, probe: str, models: Results, drawing: Drawing | None, examples: xr.Dataset | None
+    directory: Path,
+    probe: str,
+    models: Results,
+    drawing: Drawing | None,
+    examples: xr.Dataset | None,
+    absent: list[str],
 ) -> Section:
     """Draw, save and describe one probe. A probe that nobody draws still says what was measured.
 
@@ -225,8 +259,19 @@ def _section(
         pictures=pictures(drawn),
         gallery=pictures(seen),
         tables=[_table(directory, _joined(probe, name), name, frame, captions) for name, frame in listed.items()],
-        provenance=provenance(models),
+        question=READING.get(probe, ("", ""))[0],
+        reading=READING.get(probe, ("", ""))[1],
+        absent=absent,
     )
+
+
+def _absent(probe: str, models: Results, names: Sequence[str], reasons: Mapping[tuple[str, str], str]) -> list[str]:
+    """The study's models that this probe has no result of, by the reason where it is known."""
+    of: dict[str, list[str]] = {}
+    for name in names:
+        if name not in models:
+            of.setdefault(reasons.get((name, probe), "not measured").removeprefix(f"{name} "), []).append(name)
+    return [f"{listing(found)}: {reason}" for reason, found in of.items()]
 
 
 def _definition(models: Results) -> str:
@@ -259,11 +304,18 @@ def _table(directory: Path, file: str, name: str, frame: pandas.DataFrame, capti
 
 
 def _cell(value: Any) -> str:
-    """Numbers to three digits: the file has them all."""
-    if isinstance(value, float):
-        # A negative number that rounds to nothing has no sign.
-        return f"{value:z.3f}".rstrip("0").rstrip(".") if isfinite(value) else "–"
-    return str(value) if value is not None and value != "" else "–"
+    """Numbers to three digits, whole ones entire: the file has them all.
+
+    >>> [_cell(value) for value in (3837.254, -0.00392156, 0.5, 395460, float("nan"))]
+    ['3,837', '−0.00392', '0.5', '395,460', '–']
+    """
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        shown = f"{int(value):,}" if abs(int(value)) >= 10_000 else str(int(value))
+    elif isinstance(value, float):
+        shown = "–" if not isfinite(value) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    else:
+        return str(value) if value is not None and value != "" else "–"
+    return shown.replace("-", "−")
 
 
 def _add_gallery(
@@ -296,6 +348,8 @@ def _spread(values: list[Any], most: int) -> list[Any]:
 
 
 def _words(name: str) -> str:
+    if name in WRITTEN:
+        return WRITTEN[name]
     text = name.replace("_", " ")
     return text[:1].upper() + text[1:]
 

@@ -1,8 +1,8 @@
 """What was measured, from the attributes of the results: everything needed to repeat it."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,9 +49,12 @@ OF_A_MODEL = {
 }  # shown beside the model even when all are alike
 
 
+OF_A_PROBE = {"definition", "paper", "options"}  # shown with the probe even when there is only one
+
+
 @dataclass(frozen=True)
 class Provenance:
-    """One probe's facts: those that all models share, those that differ, and the commands that repeat it."""
+    """Facts that all models share, those that differ, and the commands that repeat the measurement."""
 
     shared: Mapping[str, str]
     columns: list[str]
@@ -59,11 +62,33 @@ class Provenance:
     commands: list[str]
 
 
-def provenance(results: Results) -> Provenance:
-    present = {key for dataset in results.values() for key in map(str, dataset.attrs)}
+def of_the_study(results: Mapping[str, Results]) -> tuple[Provenance, dict[str, Provenance]]:
+    """What holds for every probe, said once, and what is left to say about each."""
+    every = [dataset for models in results.values() for dataset in models.values()]
+    present = {key for dataset in every for key in map(str, dataset.attrs)} - HIDDEN - OF_A_PROBE - {"command"}
+    names = dict.fromkeys(name for models in results.values() for name in models)
+    of = {name: [models[name] for models in results.values() if name in models] for name in names}
+    settled = {key for key in present if all(_one_value(datasets, key) for datasets in of.values())}
+    general = provenance({name: datasets[0] for name, datasets in of.items()}, only=settled)
+    commands = list(dict.fromkeys(str(one.attrs["command"]) for one in every if "command" in one.attrs))
+    general = replace(general, commands=commands if len(commands) == 1 else [])
+    probes = {probe: provenance(models, without=settled) for probe, models in results.items()}
+    if len(commands) == 1:
+        probes = {probe: replace(one, commands=[]) for probe, one in probes.items()}
+    return general, probes
+
+
+def _one_value(datasets: Sequence[xr.Dataset], key: str) -> bool:
+    return len({shown_value(dataset, key) for dataset in datasets}) == 1
+
+
+def provenance(
+    results: Results, *, only: Collection[str] | None = None, without: Collection[str] = frozenset()
+) -> Provenance:
+    present = {key for dataset in results.values() for key in map(str, dataset.attrs)} - HIDDEN - {"command"}
+    present = {key for key in present if key not in without and (only is None or key in only)}
     keys = [key for key in LABELS if key in present]
     keys += sorted(present - LABELS.keys())
-    keys = [key for key in keys if key not in HIDDEN | {"command"}]
     shown = {name: {key: shown_value(dataset, key) for key in keys} for name, dataset in results.items()}
     alike = [key for key in keys if key not in OF_A_MODEL and len({values[key] for values in shown.values()}) == 1]
     columns = [key for key in keys if key not in alike]

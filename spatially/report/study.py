@@ -13,4 +13,6 @@ def report_study(folder: str | Path) -> Path:
     drawings = {name: probe.drawing() for name, probe in PROBES.items()}
     found = store.results()  # by the first model that has one; the page keeps to one order
     results = {name: found.pop(name) for name in PROBES if name in found} | found
-    return write_report(store.folder, results=results, examples=store.examples(), figures_for=drawings)
+    return write_report(
+        store.folder, results=results, examples=store.examples(), figures_for=drawings, skipped=store.skipped()
+    )

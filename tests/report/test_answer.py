@@ -7,7 +7,7 @@ from runpy import run_path
 import pytest
 
 from spatially.drawing.values import Estimate, percent, with_interval
-from spatially.report.answer import answers, headline_block, summary, verdict
+from spatially.report.answer import answers, extremes, headline_block, summary, verdict
 
 Study = run_path(str(Path(__file__).parent / "synthetic.py"))["Study"]
 
@@ -74,6 +74,48 @@ def test_order_and_summary():
     found = answers(results, {})
     assert [answer.model for answer in found] == ["template", "bag", "blind"]
     assert summary(found) == "Of 3 models, 1 sees structure, 1 is a bag of patches and 1 cannot be judged."
+
+
+def test_an_interval_across_one_line_still_says_what_is_known():
+    results = {
+        "a": with_reliance(0.73, 0.69, 0.78),
+        "b": with_reliance(0.2, 0.1, 0.3),
+        "c": with_reliance(0.5, 0.2, 0.8),
+    }
+    found = {answer.model: answer for answer in answers(results, {})}
+    assert [found[name].word for name in "abc"] == ["structure, or both", "patches, or both", "not settled"]
+    assert "it is no bag of patches; the interval reaches across 75\u202f%" in found["a"].sentence
+    assert summary(list(found.values())) == (
+        "Of 3 models, 1 uses structure, alone or beside patches, 1 uses patches, alone or beside structure and 1 is not"
+        " settled by this many images."
+    )
+
+
+def test_most_and_least_come_with_their_intervals():
+    results = {"bag": with_reliance(0.1, 0.05, 0.15), "template": with_reliance(0.97, 0.95, 0.99)}
+    assert extremes(answers(results, {}), 8) == (
+        "When every 8×8 block is shuffled, template loses most of its above-chance accuracy, 97\u202f% [95, 99], and bag"
+        " least, 10\u202f% [5, 15]."
+    )
+    assert extremes(answers({"bag": results["bag"]}, {}), 8) == ""
+
+
+@pytest.mark.parametrize(
+    ("reliance", "words"),
+    [
+        ((0.73, 0.69, 0.78), "so does this one, within its interval"),
+        ((0.90, 0.86, 0.94), "this one loses more"),
+        ((0.50, 0.40, 0.60), "this one loses less"),
+    ],
+)
+def test_what_falling_back_on_the_parts_would_look_like(reliance, words):
+    dataset = with_reliance(*reliance)
+    for end, number in (("", 1.0), ("_low", 0.99), ("_high", 1.0)):
+        dataset["accuracy" + end].loc[{"ratio": 0.0}] = number
+    dataset.attrs |= {"chance": 1 / 12, "bag_accuracy": 1 / 3}
+    (answer,) = answers({"model": dataset}, {})
+    assert answer.more[0].startswith("A model that knows the arrangement")
+    assert "would lose 73\u202f%: " + words in answer.more[0]
 
 
 def test_paste_is_told_where_it_was_measured():

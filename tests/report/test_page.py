@@ -14,9 +14,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from spatially.errors import UserError
-from spatially.probes import paste_figures, sensitivity_figures
+from spatially.probes import PROBES, paste_figures, sensitivity_figures
 from spatially.report import files
 from spatially.report.page import write_report
+from spatially.report.reading import READING
 
 Study = run_path(str(Path(__file__).parent / "synthetic.py"))["Study"]
 DRAWINGS = {"sensitivity": sensitivity_figures, "paste": paste_figures}
@@ -194,6 +195,26 @@ def test_paste_alone_gives_no_verdict(tmp_path):
     text = "".join(parse(page).text)
     assert "no verdict is given" in text
     assert "it names the shuffled one in 60\u202f%" in text
+
+
+def test_what_holds_for_all_probes_is_said_once(report):
+    measured = report.read_text().split('<section id="measured">')[1].split("</section>")[0]
+    text = " ".join(re.sub(r"<[^>]*>", " ", measured).split())
+    assert text.count("Data fingerprint") == 1
+    assert text.count("Preprocessing") == 1
+    assert text.count("Definition") == 2
+
+
+def test_models_that_a_probe_has_nothing_for_are_named_with_the_reason(tmp_path):
+    results = {"sensitivity": small() | {"b": small()["a"]}, "paste": {"a": Study.paste("a", 0.6, 0.2)}}
+    skipped = [{"model": "b", "probe": "paste", "reason": "b has no such thing"}]
+    for known, words in ((skipped, "Not here: b: has no such thing."), ([], "Not here: b: not measured.")):
+        page = write_report(tmp_path, results=results, figures_for={}, skipped=known)
+        assert words in "".join(parse(page).text)
+
+
+def test_every_probe_says_how_to_read_it():
+    assert READING.keys() == PROBES.keys()
 
 
 def test_bare_results_are_enough(tmp_path):
