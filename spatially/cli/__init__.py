@@ -22,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Start with [bold]spatially demo --out runs/demo[/]: no downloads, one page, a minute.",
+    epilog="Start with [bold]spatially demo --out runs/demo[/]: no downloads, one page, a few minutes.",
 )
 
 

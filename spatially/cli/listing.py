@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Column, Table
 
 from spatially.cli import app
@@ -62,23 +64,26 @@ def _own_models(names: list[str]) -> Table:
     table = Table(
         Column("model", no_wrap=True),
         Column("what it is", overflow="fold"),
-        Column("paper", no_wrap=True),
-        Column("parameters", justify="right", no_wrap=True),
+        Column("M params", justify="right", no_wrap=True),
         Column("GMACs", justify="right", no_wrap=True),
         box=SIMPLE_HEAD,
-        caption=f"GMACs for one {SIDE}×{SIDE} image\n"
+        padding=(0, 0, 0, 1),
+        caption=f"M params: millions of parameters; GMACs: for one {SIDE}×{SIDE} image\n"
         + "\n".join(f"{key}: {title}" for key, title in PAPERS.items() if key in shown),
         caption_justify="left",
     )
     for name in names:
         if name in CALIBRATORS:
-            table.add_row(name, CALIBRATORS[name], "", "", "")
+            table.add_row(name, CALIBRATORS[name], "", "")
     for paper in PAPERS:
+        if paper not in shown:
+            continue
         table.add_section()
+        table.add_row(f"[bold]{paper}[/]")
         for name in names:
             if (card := CARDS.get(name)) and card.paper == paper:
                 cost = costs[name]
-                table.add_row(name, card.what, paper, f"{cost.parameters / 1e6:.2f} M", f"{cost.macs / 1e9:.2f}")
+                table.add_row(name, card.what, f"{cost.parameters / 1e6:.2f}", f"{cost.macs / 1e9:.2f}")
     return table
 
 
@@ -86,11 +91,28 @@ def _own_models(names: list[str]) -> Table:
 def probes() -> None:
     """List the measurements, their options and defaults."""
     from spatially.probes import PROBES
+    from spatially.report.reading import READING
 
-    table = Table("probe", "what it measures", "paper", "options", show_lines=True)
-    for kind in PROBES.values():
+    console = Console(highlight=False)
+    for name, kind in PROBES.items():
         fields = dataclasses.fields(kind)  # type: ignore[arg-type]
-        table.add_row(
-            kind.name, kind.definition, kind.paper, "\n".join(f"{one.name} = {one.default}" for one in fields)
-        )
-    Console().print(table)
+        given = "; ".join(f"{one.name} = {_default(one.default)}" for one in fields)
+        asked = READING.get(name, ("",))[0]
+        long = " [yellow]Takes long: --probes all leaves it out unless it is named as well.[/]" if kind.lengthy else ""
+        console.print(f"[bold cyan]{name}[/]  [bold]{escape(asked)}[/]{long}")
+        for text, style in ((kind.definition, ""), (kind.paper, "dim"), (f"options: {given}", "")):
+            console.print(Padding(escape(text), (0, 0, 0, 2)), style=style)
+        console.print()
+    console.print("an option is set by --set PROBE.OPTION=VALUE, for example --set paste.block=8")
+
+
+def _default(value: object) -> str:
+    """
+    >>> _default((8, 16)), _default(0.2 / 3.14159), _default(None)
+    ('[8, 16]', '0.0637', 'null')
+    """
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_default(one) for one in value)}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -147,6 +147,7 @@ def test_models_and_probes(run: Callable) -> None:
     assert code == 0
     assert "sensitivity" in out
     assert "paste" in out
+    assert "epsilons = [0.00392]" in " ".join(out.split())
 
 
 def test_anatomy(run: Callable) -> None:
