@@ -144,7 +144,8 @@ def _curve(dataset: xr.Dataset, name: str) -> Curve:
 def _axis(panel: Axes, results: Results) -> None:
     highest = max(1.0, *(float(dataset["frequency"].max()) for dataset in results.values()))
     panel.set_xlim(0, highest)
-    panel.set_xticks(np.arange(0, highest + 0.01, 0.2), [f"{one:.1f}π" for one in np.arange(0, highest + 0.01, 0.2)])
+    ticks = np.arange(0, highest + 0.01, 0.2)
+    panel.set_xticks(ticks, ["0", *("π" if np.isclose(one, 1) else f"{one:.1f}π" for one in ticks[1:])])
     panel.set_xlabel("frequency of the noise")
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}".replace("-", "−")))
 

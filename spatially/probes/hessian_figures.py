@@ -10,10 +10,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from spatially.drawing.panels import WIDTH, DotPanel, draw_dots, grid, legend, legend_height, ordered, title
-from spatially.drawing.style import MUTED, SHADES, Series, figure_style, series
+from spatially.drawing.style import INK, MUTED, SHADES, Series, figure_style, series
 from spatially.drawing.values import Results, estimate, number, percent, with_interval
 
 Array = NDArray[np.float64]
+_TOGETHER = 3  # histograms that one panel holds without hiding each other
 _WIDE = 8  # the ratio of the largest magnitude to a model's middle one from which a linear scale hides that model
 _FEWEST, _MOST = 12, 48  # bins
 
@@ -101,36 +102,49 @@ def descriptions(results: Results) -> dict[str, str]:
 
 
 def _spectrum(results: Results) -> Figure:
-    """One histogram a model on common bins, as shares of its eigenvalues."""
+    """One histogram a model on common bins, as shares of its eigenvalues; many models stand below each other."""
     looks = series(results)
     values = {model: _values(dataset) for model, dataset in results.items()}
     width = _linear_width(values)
     edges = _edges(values, width)
+    apart = len(values) > _TOGETHER
+    across = min(WIDTH, 5.2)
     with figure_style():
-        figure, axes = grid(1, 1, width=min(WIDTH, 5.2), height=2.7 + legend_height(list(looks), min(WIDTH, 5.2)))
-        panel = axes[0, 0]
+        height = 0.62 * len(values) + 0.9 if apart else 2.7 + legend_height(list(looks), across)
+        figure, axes = grid(len(values) if apart else 1, 1, width=WIDTH if apart else across, height=height)
         title(figure, "How the loss curves: the Hessian's largest eigenvalues")
-        if edges[0] < 0:
-            panel.axvspan(edges[0], min(0, edges[-1]), color=SHADES["attention"], alpha=0.6, linewidth=0, zorder=0)
-        panel.axvline(0, color=MUTED, linewidth=0.8, zorder=1)
-        for model, found in values.items():
-            _steps(panel, found, edges, looks[model])
-        if width is not None:
-            panel.set_xscale("asinh", linear_width=width)
-            panel.set_xticks(_ticks(edges[0], edges[-1], width))
-            panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}".replace("-", "−"))
-            panel.minorticks_off()
-        panel.set_xlim(edges[0], edges[-1])
-        panel.set_ylim(0, panel.get_ylim()[1] * 1.04)
-        panel.set_xlabel("eigenvalue" + ("" if width is None else ", linear near 0 and logarithmic away from it"))
-        panel.set_ylabel("share of eigenvalues (%)")
+        for place, (model, found) in enumerate(values.items()):
+            _steps(axes[place if apart else 0, 0], found, edges, looks[model])
+        for panel in axes.flat:
+            _spectrum_axis(panel, edges, width)
+        axes[-1, 0].set_xlabel("eigenvalue" + ("" if width is None else ", linear near 0 and logarithmic away from it"))
+        axes[0, 0].set_ylim(0, axes[0, 0].get_ylim()[1] * 1.04)
         if edges[0] < 0 < edges[-1]:
-            panel.annotate(
+            axes[0, 0].annotate(
                 "negative", (0, 1), (-4, -3), xycoords=("data", "axes fraction"), textcoords="offset points", ha="right",
                 va="top", color=MUTED, fontsize=7,
             )  # fmt: skip
-        legend(figure, looks)
+        if apart:
+            for panel, model in zip(axes[:, 0], values, strict=True):
+                panel.set_ylabel(model, rotation=0, ha="right", va="center", color=INK)
+            figure.supylabel("share of eigenvalues (%)", color=MUTED, fontsize=8)
+        else:
+            axes[0, 0].set_ylabel("share of eigenvalues (%)")
+            legend(figure, looks)
     return figure
+
+
+def _spectrum_axis(panel: Axes, edges: Array, width: float | None) -> None:
+    """The common scale, 0 marked, what curves downwards on grey."""
+    if edges[0] < 0:
+        panel.axvspan(edges[0], min(0, edges[-1]), color=SHADES["attention"], alpha=0.6, linewidth=0, zorder=0)
+    panel.axvline(0, color=MUTED, linewidth=0.8, zorder=1)
+    if width is not None:
+        panel.set_xscale("asinh", linear_width=width)
+        panel.set_xticks(_ticks(edges[0], edges[-1], width))
+        panel.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}".replace("-", "−"))
+        panel.minorticks_off()
+    panel.set_xlim(edges[0], edges[-1])
 
 
 def _steps(panel: Axes, values: Array, edges: Array, look: Series) -> None:

@@ -100,11 +100,11 @@ def _maps(
     heading: str,
     label: str,
     *,
-    word: Callable[[float], str] = "{:.3g}".format,
+    word: Callable[[float], str] = "{:.2g}".format,
 ) -> Figure:
     columns = columns_for(len(results))
     rows = ceil(len(results) / columns)
-    labels = {float(level): word(float(level)) for level in levels}
+    labels = {float(level): word(float(level)).replace("-", "−") for level in levels}
     with figure_style():
         side = (WIDTH - 1.0) / max(columns, 2)
         figure, axes = grid(rows, columns, width=side * columns + 1.0, height=side * rows + 0.55)

@@ -4,6 +4,7 @@ import numpy as np
 import pandas
 import xarray as xr
 from matplotlib.figure import Figure
+from matplotlib.markers import CARETUPBASE
 from matplotlib.ticker import MaxNLocator
 
 from spatially.drawing.maps import colour_bar, draw_map, scaled
@@ -45,7 +46,8 @@ def captions(results: Results) -> dict[str, str]:
         " is the same after the positions were drawn anew. Corresponds to figure 6 of Kim.",
         "queries": "The first layer's bias of many queries: each small map is one query's, at its own place in the grid."
         " Beside it the same after the positions were drawn anew. Corresponds to figure 5 of Kim.",
-        "fits": "How far each layer's map is a two-dimensional Gaussian (R², 1 is entirely), and how wide, in patches."
+        "fits": "How far each layer's map is a two-dimensional Gaussian (R², 1 is entirely), and how wide, in patches; arrows"
+        " at the top are wider than twice the grid, which is to say flat."
         " Corresponds to table 1 of Kim.",
         "position_bias": "The fits, as in table 1 of Kim. A map that is the same everywhere has none.",
     }
@@ -135,9 +137,18 @@ def _fits(results: Results) -> Figure:
             for model, dataset in results.items():
                 values = dataset[name].values.astype(float)
                 look = looks[model]
+                top = np.inf if name == "r_squared" else _ceiling(results)
+                layers, beyond = np.arange(len(values)) + 1, values > top
                 panel.plot(
-                    np.arange(len(values)) + 1, values, color=look.colour, linestyle=look.pattern, marker=look.marker
+                    layers,
+                    np.where(beyond, np.nan, values),
+                    color=look.colour,
+                    linestyle=look.pattern,
+                    marker=look.marker,
                 )
+                # An arrow where a width runs off the axis; without a line, which would point nowhere.
+                for layer in layers[beyond]:
+                    panel.plot([layer], [top], color=look.colour, marker=CARETUPBASE, markersize=6, clip_on=False)
             panel.set_title(label)
             panel.set_xlabel("layer", color=MUTED)
             panel.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,5 +1,7 @@
 """Drawings and tables of the robustness probe: accuracy on every test, model by model (table 5 of Heo)."""
 
+from math import isfinite
+
 import pandas
 import xarray as xr
 from matplotlib.axes import Axes
@@ -34,10 +36,15 @@ def figures(results: Results) -> dict[str, Figure]:
         heading="How much accuracy is left when images are harder",
         label="Accuracy, in per cent over each dot; bars are 95 % intervals.",
         ends=("none right", "all right"),
-        note="Grey ticks: the same model on the same images as they are." if same else "",
+        note="Triangles on the axis: the accuracy of guessing."
+        + (" Grey ticks: the same model on the same images as they are." if same else ""),
     )
     with figure_style():
         for axes, test in zip(figure.axes, names, strict=False):
+            for chance in {number(result, "test_chance", test=test) for result in results.values()}:
+                if isfinite(chance):
+                    place = axes.get_xaxis_transform()
+                    axes.plot([chance], [0], transform=place, color=MUTED, marker="^", markersize=5, clip_on=False)
             for row, model in enumerate(order):
                 _annotate(axes, results[model], test, row)
     return {"robustness": figure}

@@ -97,3 +97,10 @@ def test_a_model_that_decided_nothing_is_drawn_without_dots(biases: dict[str, xr
     (figure,) = shape_bias_figures.figures({"blank": blank}).values()
     lines = [line for line in figure.axes[0].lines if line.get_label() == "blank"]
     assert np.isnan(lines[0].get_xdata()).all()
+
+
+def test_the_accuracy_of_guessing_is_marked(table: Results) -> None:
+    (figure,) = robustness_figures.figures(table).values()
+    chance = float(table["corner"]["test_chance"].sel(test="standard"))
+    marks = [line for line in figure.axes[0].lines if line.get_marker() == "^" and list(line.get_ydata()) == [0]]
+    assert chance in {float(line.get_xdata()[0]) for line in marks}
