@@ -42,7 +42,8 @@ def draw_contours(
     filled = axes.contourf(a, b, shown, levels=levels, cmap=colours, norm=BoundaryNorm(levels, colours.N))
     lines = axes.contour(a, b, shown, levels=levels[1:-1], colors="white", linewidths=0.5)
     # Neighbouring lines lie close: a number on every other one can be read, and the bar has them all.
-    axes.clabel(lines, levels=lines.levels[1::2], fmt=dict(labels), fontsize=6)
+    inner = levels[1:-1]
+    axes.clabel(lines, levels=inner[1::2] if len(inner) > 2 else inner, fmt=dict(labels), fontsize=6)
     axes.plot([0], [0], marker="+", color="white", markersize=6, markeredgewidth=1.2)
     axes.set(xlim=(a[0], a[-1]), ylim=(b[0], b[-1]), aspect="equal")
     axes.locator_params(nbins=5)

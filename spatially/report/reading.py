@@ -57,7 +57,8 @@ READING = {
     ),
     "robustness": (
         "How much accuracy is left when images are harder?",
-        "The distance from the grey tick to the dot is what a test costs. The triangle on the axis is the accuracy of guessing.",
+        "The distance from the grey tick to the dot is what a test costs. The triangle on the axis is the accuracy"
+        " of guessing.",
     ),
     "shape_bias": (
         "When shape and texture disagree, which of them does a model name?",

@@ -9,7 +9,7 @@ from spatially.probes import hessian_figures, position_bias_figures
 
 def spectrum(values: list[float]) -> xr.Dataset:
     found = {"eigenvalue": (("batch", "rank"), np.array([values]))}
-    shares = {name: 0.5 for name in ("negative_share", "negative_share_low", "negative_share_high")}
+    shares = dict.fromkeys(("negative_share", "negative_share_low", "negative_share_high"), 0.5)
     return xr.Dataset(found | shares)
 
 
