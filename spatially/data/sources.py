@@ -75,7 +75,10 @@ def files_below(root: str | Path | None) -> list[tuple[str, tuple[int, int]]]:
 
 
 class Folder:
-    """``root/class/image.jpg``, read by timm's folder reader: classes in natural order of their names."""
+    """``root/class/image.jpg``, read by timm's folder reader: classes in natural order of their names.
+
+    What is hidden counts for nothing: timm takes ``._cat.jpg`` for an image and ``.ipynb_checkpoints`` for a class.
+    """
 
     def __init__(self, root: Path) -> None:
         from timm.data.readers.reader_image_folder import ReaderImageFolder
@@ -85,9 +88,24 @@ class Folder:
             self._reader = ReaderImageFolder(str(root))
         except RuntimeError:
             raise UserError(f"{root} holds no images; give a folder with one folder of images a class") from None
-        self.classes: tuple[str, ...] | None = tuple(self._reader.class_to_idx)
-        if self.classes == ("",):
+        names = tuple(self._reader.class_to_idx)
+        if names == ("",):
             raise UserError(f"the images of {root} lie in no class folders; move them to {root}/CLASS/")
+        seen = [(path, names[label]) for path, label in self._reader.samples if not _is_hidden(path, root)]
+        stray = [path for path, name in seen if not name]
+        if stray:
+            listed = ", ".join(os.path.basename(path) for path in stray[:3]) + (" …" if len(stray) > 3 else "")
+            raise UserError(
+                f"images of {root} lie in no class folder: {listed}; move them to {root}/CLASS/, or elsewhere"
+            )
+        if not seen:
+            raise UserError(
+                f"{root} holds no images that are not hidden; give a folder with one folder of images a class"
+            )
+        held = {name for _, name in seen}
+        self.classes: tuple[str, ...] | None = tuple(name for name in names if name in held)
+        number = {name: label for label, name in enumerate(self.classes)}
+        self._reader.samples = [(path, number[name]) for path, name in seen]
         # Results must not carry the layout of somebody's disk: the last two names say enough.
         self.description = "folder " + "/".join(root.resolve().parts[-2:])
         self.key = self._key()
@@ -109,6 +127,11 @@ class Folder:
 
     def read(self, number: int) -> tuple[IO[bytes], int]:
         return self._reader[number]
+
+
+def _is_hidden(path: str, root: Path) -> bool:
+    """Whether an image or a folder around it, below ``root``, has a name that begins with a dot."""
+    return f"{os.sep}." in path[len(str(root)) :]
 
 
 def _open_reader(name: str, *, root: str | Path | None, split: str) -> Source:

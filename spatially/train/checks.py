@@ -47,11 +47,32 @@ def check_folder(root: Path) -> None:
             raise UserError(f"class folders of {part} without images: {shown}; add images to them, or remove them")
         if len(folders) == 1:
             raise UserError(_one_class(str(part), folders[0].name))
+        _check_names(part, folders)
 
 
 def _has_image(folder: Path) -> bool:
     """Whether an image lies in a folder or below it."""
-    return any(name.lower().endswith(_IMAGES) for _, _, names in os.walk(folder, followlinks=True) for name in names)
+    return next(_holding(folder), None) is not None
+
+
+def _holding(folder: Path) -> Iterator[Path]:
+    """The folders, itself or below, that images lie in; nothing that is hidden counts."""
+    for root, below, names in os.walk(folder, followlinks=True):
+        below[:] = [name for name in below if not name.startswith(".")]
+        if any(name.lower().endswith(_IMAGES) and not name.startswith(".") for name in names):
+            yield Path(root)
+
+
+def _check_names(part: Path, folders: list[Path]) -> None:
+    """That no two folders would become one class: an image's class is the name of the folder that it lies in."""
+    seen: dict[str, Path] = {}
+    for place in (place for folder in folders for place in _holding(folder)):
+        other = seen.setdefault(place.name, place)
+        if other != place:
+            raise UserError(
+                f"an image's class is the name of the folder it lies in, and {part} has two that are called {place.name}: "
+                f"{other.relative_to(part)} and {place.relative_to(part)}; put images right into {part}/CLASS/"
+            )
 
 
 def _one_class(where: str, name: str) -> str:

@@ -27,6 +27,29 @@ def test_folder_has_its_classes_in_order(make_folder: Callable[..., Path], subje
     assert images.pixels.shape == (20, 3, 32, 32)
 
 
+def test_hidden_images_and_folders_count_for_nothing(
+    make_folder: Callable[..., Path], subject: spatially.Subject
+) -> None:
+    root = make_folder()
+    (root / "class0" / "._0.png").write_bytes(b"what macOS leaves beside a file")
+    (root / "class0" / ".ipynb_checkpoints").mkdir()
+    Image.new("RGB", (40, 40)).save(root / "class0" / ".ipynb_checkpoints" / "0.png")
+    images = spatially.open_images(root, subject)
+    assert len(images) == 20
+    assert not images.skipped
+    assert images.classes == ("class0", "class1", "class2", "class3")
+    assert images.labels.max() == 3
+
+
+def test_an_image_beside_the_class_folders_is_refused(
+    make_folder: Callable[..., Path], subject: spatially.Subject
+) -> None:
+    root = make_folder()
+    Image.new("RGB", (40, 40)).save(root / "overview.png")
+    with pytest.raises(UserError, match=r"lie in no class folder: overview.png; move them"):
+        spatially.open_images(root, subject)
+
+
 def test_crops_match_torchvision(make_folder: Callable[..., Path], subject: spatially.Subject) -> None:
     root = make_folder(classes=4, each=1)
     images = spatially.open_images(root, subject)

@@ -46,6 +46,19 @@ def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
     assert list((tmp_path / "new" / "run").iterdir()) == []
 
 
+def test_folders_of_one_name_would_be_one_class(tmp_path: Path) -> None:
+    mixed = images(tmp_path / "mixed", "cat/indoors", "cat/outdoors", "dog/indoors")
+    with pytest.raises(UserError, match=r"two that are called indoors: cat.indoors and dog.indoors; put images right"):
+        checks.check_folder(mixed)
+    checks.check_folder(images(tmp_path / "deep", "animals/cat", "animals/dog", "cars/bus"))
+
+
+def test_hidden_images_are_none(tmp_path: Path) -> None:
+    root = images(tmp_path, "a", "b", "c/.ipynb_checkpoints")
+    with pytest.raises(UserError, match="without images: c; add images"):
+        checks.check_folder(root)
+
+
 def test_folders_without_images_and_folders_of_one_class(tmp_path: Path) -> None:
     checks.check_folder(images(tmp_path / "good", "a", "b"))
     one = images(tmp_path / "one", "a")
