@@ -32,7 +32,7 @@ def draw_curves(rows: Sequence[Row], heading: str) -> Figure:
                 values = [float("nan") if row[column] is None else row[column] for row in rows]
                 marker = look.marker if len(rows) <= 40 else ""
                 panel.plot(epochs, values, color=look.colour, linestyle=look.pattern, marker=marker, label=name)
-        axes[0][1].yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+        axes[0][1].yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None))
         axes[0][0].legend()
     return figure
 
