@@ -36,6 +36,7 @@ from spatially.train.guard import (
     memory_error,
     weights_finite,
 )
+from spatially.train.lock import alone
 from spatially.train.log import Log, Row
 from spatially.train.processes import agree, joined, mean_over_processes, share_weights, wait
 from spatially.train.progress import History, Options, Progress
@@ -92,8 +93,9 @@ def fit(
     accelerator = accelerator or joined(trackers, out)
     identity = identity or identity_of(model, training.size)
     options = Options(save_minutes, save_steps, log_steps, curves)
-    start = starting_point(out, resume)
-    with settled(recipe), kept_randomness(), Signals() as signals:
+    main = bool(accelerator.is_main_process)
+    with alone(out, main=main), settled(recipe), kept_randomness(), Signals() as signals:
+        start = starting_point(out, resume)
         seed_everything(stream(recipe.run.seed, "training", accelerator.process_index) >> 1)
         share_weights(accelerator, model.to(accelerator.device))
         if teacher is None:

@@ -169,6 +169,25 @@ def test_a_short_training_is_saved_after_its_first_epoch_and_then_twice_a_minute
     assert checkpoints(tmp_path / "large") == ["step-00000005"]  # whose checkpoints take long to write
 
 
+def test_a_folder_that_another_process_trains_in_is_left_alone(tmp_path: Path) -> None:
+    holding = (
+        "import sys, pathlib; from spatially.train.lock import alone\n"
+        "with alone(pathlib.Path(sys.argv[1]), main=True): print('held', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", holding, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    with pytest.raises(UserError, match="another training is writing to"):
+        trained(tmp_path)
+    assert not (tmp_path / "checkpoints").exists()
+    other.kill()
+    other.communicate()
+    trained(tmp_path)  # what a killed process held is free
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_generators_are_left_as_they_were(tmp_path: Path) -> None:
     torch.manual_seed(11)
     np.random.seed(11)  # noqa: NPY002
