@@ -8,6 +8,8 @@ step; the two ways draw different crops of the same images.
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +102,8 @@ def open_training(
             "give it as a folder, or as a set that is read by number (hfds/…)"
         )
     held_out = [store(part, size, preprocessing, **decoding) for part in (parts.validation, parts.test) if part]
+    if rank == 0:
+        tell_skipped([one for one in (stored, *held_out) if one])
     classes = class_names(parts, [one for one in (stored, *held_out) if one])
     finish = Finish(
         given,
@@ -134,6 +138,14 @@ def open_training(
         for one in held_out
     )
     return training, validation, test[0] if test else None
+
+
+def tell_skipped(stored: Sequence[Stored]) -> None:
+    """Warn of images that could not be read, some of them by name: a training must not lose them in silence."""
+    skipped = [one for part in stored for one in part.skipped]
+    if skipped:
+        named = "; ".join(f"{one.name} ({one.reason})" for one in skipped[:3]) + ("; …" if len(skipped) > 3 else "")
+        warnings.warn(f"left out because they cannot be read, {len(skipped):,} of the images: {named}", stacklevel=3)
 
 
 def class_names(parts: Parts, stored: list[Stored]) -> tuple[str, ...]:
