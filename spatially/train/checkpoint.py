@@ -63,10 +63,9 @@ def write_checkpoint(parent: Path, step: int, tensors: Mapping[str, Tensors], fa
             shutil.rmtree(target)
         os.replace(draft, target)
         _to_disk(parent)
-    except SafetensorError as error:  # how it reports a full disk
-        raise write_error(OSError(str(error)), target) from error
-    except OSError as error:
-        raise write_error(error, target) from error
+    except (SafetensorError, OSError) as error:
+        shutil.rmtree(draft, ignore_errors=True)  # or half a checkpoint goes on filling the disk
+        raise write_error(_as_os_error(error), target) from error
     for old in found(parent)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     return target
@@ -117,6 +116,14 @@ def last_good(parent: Path) -> str:
     """Where the newest one lies, in words."""
     folders = found(parent)
     return f"the last good checkpoint is {folders[-1]}" if folders else "there is no checkpoint before that"
+
+
+def _as_os_error(error: Exception) -> OSError:
+    """An error of the disk, whose number safetensors has in its words alone."""
+    if isinstance(error, OSError):
+        return error
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(found[1]), str(error)) if found else OSError(str(error))
 
 
 def _remove_drafts(parent: Path) -> None:

@@ -36,9 +36,11 @@ def alone(out: Path, *, main: bool) -> Iterator[None]:
         while not _locked(descriptor, out):
             os.close(descriptor)
             descriptor = _opened(path)
-        yield
-        if _is(descriptor, path):
-            path.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            if _is(descriptor, path):
+                path.unlink(missing_ok=True)
     finally:
         os.close(descriptor)  # which gives the lock back
 

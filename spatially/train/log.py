@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from spatially.files import write_whole
+from spatially.files import write_error, write_whole
 from spatially.train.recipe import Recipe
 
 Row = dict[str, Any]
@@ -98,9 +98,13 @@ class Log:
             self.accelerator.log(numbers, step=int(values["step"]))
 
     def _append(self, records: Sequence[Row]) -> None:
-        if records:
-            with (self.out / "log.jsonl").open("a", encoding="utf-8") as file:
-                file.write("".join(json.dumps(record) + "\n" for record in records))
+        path = self.out / "log.jsonl"
+        try:
+            if records:
+                with path.open("a", encoding="utf-8") as file:
+                    file.write("".join(json.dumps(record) + "\n" for record in records))
+        except OSError as error:
+            raise write_error(error, path) from error
 
     def _write_rows(self, rows: Sequence[Row]) -> None:
         if not rows:

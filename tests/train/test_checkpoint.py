@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from spatially.errors import UserError
@@ -86,11 +87,17 @@ def test_damaged_one_is_passed_over(tmp_path: Path, damage: str) -> None:
         files.newest(tmp_path)
 
 
-def test_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device"), SafetensorError("I/O error: No space left on device (os error 28)")],
+)
+def test_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def full(_: object, path: Path) -> None:
+        path.write_bytes(b"half of it")
+        raise error
 
     monkeypatch.setattr(files, "save_file", full)
     with pytest.raises(WriteError, match="free some space"):
         files.write_checkpoint(tmp_path, 1, tensors(1), {})
     assert files.newest(tmp_path) is None
+    assert not list(tmp_path.iterdir())  # what was written until then does not fill the disk on
