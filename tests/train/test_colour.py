@@ -36,22 +36,29 @@ def samples() -> Tensor:
     return torch.cat([smooth, noise, 90 + smooth / 5, plain, two]).floor()
 
 
-def theirs(name: str, magnitude: float, negative: bool, pixels: Tensor, monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    operation = AugmentOp(
-        name, prob=1.0, magnitude=magnitude, hparams={"img_mean": FILL, "interpolation": Image.Resampling.BILINEAR}
-    )
+def theirs(
+    name: str,
+    magnitude: float,
+    negative: bool,
+    pixels: Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+    reading: Image.Resampling = Image.Resampling.BILINEAR,
+) -> Tensor:
+    operation = AugmentOp(name, prob=1.0, magnitude=magnitude, hparams={"img_mean": FILL, "interpolation": reading})
     monkeypatch.setattr(random, "random", lambda: 0.9 if negative else 0.1)
     if name.startswith("Posterize") and operation.level_fn(magnitude, {})[0] == 0:
         return torch.zeros_like(pixels)  # no bit is kept; newer versions of Pillow refuse to do it
     return torch.stack([pil_to_tensor(operation(picture(one))) for one in pixels]).float()
 
 
-def ours(name: str, magnitude: float, negative: bool, increasing: bool, pixels: Tensor) -> Tensor:
+def ours(
+    name: str, magnitude: float, negative: bool, increasing: bool, pixels: Tensor, smooth: Tensor | bool = False
+) -> Tensor:
     count = len(pixels)
     kind = torch.full((count,), NUMBER[name])
     told = arguments(kind, torch.full((count,), magnitude), torch.full((count,), negative), increasing=increasing)
     fill = torch.tensor(FILL, dtype=torch.float32)[:, None, None]
-    return recolour(transform(pixels, matrices(kind, told, *pixels.shape[2:]), fill), kind, told)
+    return recolour(transform(pixels, matrices(kind, told, *pixels.shape[2:]), fill, smooth), kind, told)
 
 
 @pytest.mark.parametrize("increasing", [False, True])
@@ -68,12 +75,43 @@ def test_operation_is_timms(name: str, increasing: bool, monkeypatch: pytest.Mon
             assert (difference > 0).float().mean() < 0.02, (magnitude, negative)
 
 
+@pytest.mark.parametrize("name", GEOMETRIC)
+def test_bicubic_operation_is_timms(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = samples()
+    for magnitude in MAGNITUDES:
+        for negative in (False, True):
+            expected = theirs(name, magnitude, negative, pixels, monkeypatch, Image.Resampling.BICUBIC)
+            found = ours(name, magnitude, negative, True, pixels, smooth=True)
+            difference = (found - expected).abs()
+            assert difference.max() <= 1, (magnitude, negative)
+            assert (difference > 0).float().mean() < 0.02, (magnitude, negative)
+            mixed = ours(name, magnitude, negative, True, pixels, smooth=torch.tensor([True, False, True, False, True]))
+            assert torch.equal(mixed[::2], found[::2])
+            assert torch.equal(mixed[1::2], ours(name, magnitude, negative, True, pixels)[1::2])
+
+
+def test_pixels_are_read_as_the_recipe_interpolates() -> None:
+    """timm hands the recipe's interpolation on to RandAugment, and draws one for each operation where it is random."""
+    pixels = samples()[:1].expand(400, -1, -1, -1)
+    rand_augment = RandAugment.read("rand-m9-n1-p1")
+    uniform = torch.rand(400, 4, generator=torch.Generator().manual_seed(0))
+    uniform[:, 0] = (NUMBER["Rotate"] + 0.5) / len(OPERATIONS)
+    plan, fill = rand_augment.plan(uniform, (28, 36)), torch.zeros(3, 1, 1)
+    found = {name: rand_augment(pixels, plan, fill, interpolation=name) for name in ("bilinear", "bicubic", "random")}
+    alike = {name: (found["random"] == found[name]).flatten(1).all(1) for name in ("bilinear", "bicubic")}
+    assert (alike["bilinear"] ^ alike["bicubic"]).all()
+    assert abs(alike["bicubic"].double().mean() - 0.5) < 0.1
+    turned = uniform[:, 3] > 0.5
+    assert abs(alike["bicubic"][turned].double().mean() - 0.5) < 0.15  # whichever way it is turned
+
+
 def test_nothing_changes_nothing() -> None:
     pixels = samples()
     kind = torch.full((len(pixels),), NOTHING)
     told = arguments(kind, torch.full((len(pixels),), 9.0), torch.zeros(len(pixels), dtype=torch.bool), increasing=True)
     moved = transform(pixels, matrices(kind, told, 28, 36), torch.zeros(3, 1, 1))
     assert torch.equal(moved, pixels)
+    assert torch.equal(transform(pixels, matrices(kind, told, 28, 36), torch.zeros(3, 1, 1), True), pixels)
     assert torch.equal(recolour(moved, kind, told), pixels)
 
 

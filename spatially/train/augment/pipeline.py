@@ -91,7 +91,7 @@ class Augment:
         else:
             images = crop.shift(pixels, top.long(), left.long(), flipped, self._black)
         if self.rand_augment:
-            images = self.rand_augment(images, colours, self._fill)
+            images = self.rand_augment(images, colours, self._fill, interpolation=self.augmentation.interpolation)
         return jitter(images, shades) if self.jitter else images
 
 

@@ -19,7 +19,8 @@ from spatially.train.augment.colour import recolour
 from spatially.train.augment.geometry import matrices, transform
 from spatially.train.augment.operations import NOTHING, OPERATIONS, arguments
 
-DRAWS = 4  # numbers an operation: which, whether, how much, which way
+DRAWS = 4  # numbers an operation: which, whether, how much, which way (and of the rest of that one, how smoothly)
+COLUMNS = 9  # numbers of a plan for an operation: kind, argument, matrix, whether it is read bicubically
 _OPTIONS = {
     "m": "magnitude",
     "n": "layers",
@@ -84,18 +85,25 @@ class RandAugment:
     @property
     def columns(self) -> int:
         """Numbers of a plan."""
-        return (2 + 6) * self.layers
+        return COLUMNS * self.layers
 
     def plan(self, uniform: Tensor, size: tuple[int, int]) -> Tensor:
-        """Kind, argument and affine matrix of every operation: float64 ``(B, columns)`` from numbers ``(B, draws)``."""
+        """Kind, argument, affine matrix and smoothness of every operation: float64 ``(B, columns)`` from ``(B, draws)``."""
         parts = []
         for numbers in uniform.split(DRAWS, dim=1):
             kind, argument = self.layer(numbers)
-            parts += [kind.double()[:, None], argument.double()[:, None], matrices(kind, argument, *size)]
+            smooth = (2 * numbers[:, 3]) % 1 >= 0.5  # halves of each of the two ways
+            columns = [one.double()[:, None] for one in (kind, argument)]
+            parts += [*columns, matrices(kind, argument, *size), smooth.double()[:, None]]
         return torch.cat(parts, dim=1)
 
-    def __call__(self, pixels: Tensor, plan: Tensor, fill: Tensor) -> Tensor:
-        """Levels, float32 ``(B, 3, H, W)``, from levels, as a plan says; ``fill`` is ``(3, 1, 1)``."""
-        for kind, argument, matrix in (part.split([1, 1, 6], dim=1) for part in plan.split(8, dim=1)):
-            pixels = recolour(transform(pixels, matrix, fill), kind[:, 0], argument[:, 0].float())
+    def __call__(self, pixels: Tensor, plan: Tensor, fill: Tensor, *, interpolation: str) -> Tensor:
+        """Levels, float32 ``(B, 3, H, W)``, from levels, as a plan says; ``fill`` is ``(3, 1, 1)``.
+
+        As in timm, what moves pixels reads them by the recipe's ``interpolation``; ``random`` draws it for each operation.
+        """
+        for part in plan.split(COLUMNS, dim=1):
+            kind, argument, matrix, drawn = part.split([1, 1, 6, 1], dim=1)
+            smooth = drawn[:, 0] > 0 if interpolation == "random" else interpolation == "bicubic"
+            pixels = recolour(transform(pixels, matrix, fill, smooth), kind[:, 0], argument[:, 0].float())
         return pixels
