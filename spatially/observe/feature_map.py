@@ -31,7 +31,7 @@ from spatially.observe.layout import IMAGES, Layout, layout_of
 from spatially.observe.origin_rules import JOINS
 from spatially.observe.parts import signature
 from spatially.observe.provenance import Record, Step, record
-from spatially.observe.residual import ACTIVATIONS, Point, find_points
+from spatially.observe.residual import ACTIVATIONS, Point, find_points, lost_after
 from spatially.observe.stream import Consumer, Place, Spot, known_of, spot_at, spots_of, stream
 from spatially.subject import Subject
 
@@ -88,6 +88,8 @@ class feature_map(stream):  # reads like the function it is to its users
     def _found(self, size: tuple[int, int]) -> FoundMap:
         final, points = maps_of(self._subject, size)
         if self._layer == FINAL:
+            if isinstance(final, str):
+                raise NotApplicable(f"{self._subject.name} {final}")
             return final
         if not points:
             spots_of(self._subject, size)  # says that there is no stream
@@ -117,11 +119,12 @@ class FoundMap:
         return float(self.sources[0][row, column]), float(self.sources[1][row, column])
 
 
-_FOUND: WeakKeyDictionary[nn.Module, dict[Any, tuple[FoundMap, list[FoundMap]]]] = WeakKeyDictionary()
+_FOUND: WeakKeyDictionary[nn.Module, dict[Any, tuple[FoundMap | str, list[FoundMap]]]] = WeakKeyDictionary()
 
 
-def maps_of(subject: Subject, size: tuple[int, int]) -> tuple[FoundMap, list[FoundMap]]:
-    """The last feature map and the points of the stream, found once for as long as the model stays as it is."""
+def maps_of(subject: Subject, size: tuple[int, int]) -> tuple[FoundMap | str, list[FoundMap]]:
+    """The last feature map, or why there is none, and the points of the stream, found once for as long as the model stays as
+    it is."""
     state = signature(subject.model)
     key = (size, subject.dtype, subject.device, state)
     known = known_of(_FOUND, subject.model, state)
@@ -150,11 +153,15 @@ def _found(passed: Record, step: Step, layout: Layout, place: Place) -> FoundMap
     return FoundMap(spot_at(passed, step, layout, place), (rows, columns))
 
 
-def _final(passed: Record, points: Sequence[Point], subject: Subject) -> FoundMap:
+def _final(passed: Record, points: Sequence[Point], subject: Subject) -> FoundMap | str:
     maps = _Maps(passed, subject.model)
     step = maps.last(passed.steps[points[-1].step] if points else None)
     if step is None:
-        raise NotApplicable(f"{subject.name} has no feature map: nothing that it computes has positions in the image")
+        return "has no feature map: nothing that it computes has positions in the image"
+    if (lost := lost_after(passed, step.number)) is not None:
+        return (
+            f"has a last feature map that is not found: where in the image {lost.module}'s output lies cannot be told"
+        )
     layout = maps.layout(step)
     assert layout is not None
     kind = points[-1].kind if points else "convolution"

@@ -117,6 +117,17 @@ class Origin:
     def sides(self) -> list[Points]:
         return [self.points] if self.key is None else [self.points, self.key]
 
+    @property
+    def apart(self) -> bool:
+        """Whether queries and keys lie on axes of their own, as those of weights do."""
+        key = self.key
+        return key is not None and any(self.points.varies(axis) != key.varies(axis) for axis in range(len(self.shape)))
+
+    @property
+    def alone(self) -> Origin:
+        """One origin: of two, that which says more."""
+        return Origin(max(self.sides, key=Points.spread))
+
     def map(self, function: Callable[[Points], Points]) -> Origin:
         return Origin(*(function(side) for side in self.sides))
 
@@ -131,10 +142,13 @@ class Origin:
 def choose(origins: list[Origin], shape: torch.Size) -> Origin:
     """The origin of what is computed element by element from several: of the one that says most.
 
-    Whole tensors before broadcast ones, pairs before single points, then whichever lies most spread out, then the first.
+    Whole tensors before broadcast ones, pairs before single points, then whichever lies most spread out, then the first. What
+    is added to a map is a map: a pair counts as one beside single points only where it has queries and keys.
     """
     whole = [origin for origin in origins if origin.shape.numel() == shape.numel()] or origins
-    rich = [origin for origin in whole if origin.key is not None] or whole
+    rich = [origin for origin in whole if origin.key is not None]
+    if len(rich) < len(whole):
+        rich = [origin for origin in rich if origin.apart] or [origin.alone for origin in whole]
     best = rich[0]
     if any(origin is not best for origin in rich):
         spreads = [origin.points.spread() for origin in rich]

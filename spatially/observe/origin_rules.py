@@ -60,8 +60,8 @@ def follow(function: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]
         return _product(find(arguments[1]), find(arguments[2]), result.shape)
     if known is None:
         return _elementwise(arguments, options, result, find)
-    if name == "unfold" and isinstance(first, Tensor) and result.ndim == 3 and function is torch.nn.functional.unfold:
-        return known.apply(lambda part: function(part, *arguments[1:], **options))
+    if function is torch.nn.functional.unfold:
+        return known.apply(lambda part: _unfolded(part, arguments, options))
     if name in MOVES:
         moved = Tensor.reshape if name == "view" else function
         return known.apply(lambda part: moved(part, *arguments[1:], **options))
@@ -75,8 +75,11 @@ def follow(function: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]
         return _convolution(known, arguments, options, result)
     if name in POOLS:
         return _pool(known, name, arguments, options, result[0] if isinstance(result, tuple) else result)
-    if name in SUMS and isinstance(result, Tensor) and result.shape != known.shape:
-        return _sum(known, arguments, options, result)
+    if name == "fold":
+        return known.apply(lambda part: _folded(function, part, arguments, options))
+    reduced = result[0] if isinstance(result, tuple) else result  # a maximum along an axis says where it is as well
+    if name in SUMS and isinstance(reduced, Tensor) and reduced.shape != known.shape:
+        return _sum(known, arguments, options, reduced)
     return _elementwise(arguments, options, result, find)
 
 
@@ -145,6 +148,8 @@ def _pair(rows: Points, columns: Points) -> Origin:
         return Origin(rows)
     if asked and not asking and rows.shape[-2] > 1 and not bool(rows.row.isnan().all()):
         return Origin(columns)
+    if not asking and not asked and (rows.shape[-2] == 1) != (columns.shape[-1] == 1):  # each place's vector and matrix
+        return Origin(rows, columns).alone
     return Origin(rows, columns)
 
 
@@ -343,6 +348,23 @@ def _sum(known: Origin, arguments: tuple[Any, ...], options: Mapping[str, Any], 
         return mixed.expand(result.shape)
 
     return known.map(lay)
+
+
+def _unfolded(part: Tensor, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Tensor:
+    """What is padded with zeros is padded with nowhere."""
+    given = dict(zip(("input", "kernel_size", "dilation", "padding", "stride"), arguments, strict=False)) | dict(
+        options
+    )
+    down, across = _each(given.get("padding", 0), 2)
+    padded = torch.nn.functional.pad(part, (across, across, down, down), value=torch.nan)
+    return torch.nn.functional.unfold(**{**given, "input": padded, "padding": 0})
+
+
+def _folded(function: Any, part: Tensor, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Tensor:
+    """The mean of what falls on one place; nothing where nothing does."""
+    rest = {name: value for name, value in options.items() if name != "input"}
+    summed, count = (function(one, *arguments[1:], **rest) for one in (part, torch.ones_like(part)))
+    return summed / count
 
 
 def _reduced(shape: torch.Size, axes: Sequence[int], rank: int) -> list[int]:

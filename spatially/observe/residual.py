@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from spatially.observe.layout import Layout, layout_of
+from spatially.observe.origin_rules import CONVOLUTIONS
 from spatially.observe.provenance import MIXING, Record, Step
 
 ACTIVATIONS = {
@@ -59,6 +60,23 @@ class _Addition:
 def find_points(record: Record) -> list[Point]:
     """The points of the stream in their order; empty for a model without residual additions on a map."""
     return _Stream(record).points()
+
+
+def lost_after(record: Record, number: int) -> Step | None:
+    """The first map that a model goes on to compute from a step, but whose places in the image are not known; None if none is.
+
+    Convolutions tell that there still is a map; so do additions of the step's own shape. What a head computes is neither.
+    """
+    reached = {number}
+    for step in record.steps[number + 1 :]:
+        if reached.intersection(step.parents):
+            reached.add(step.number)
+            if step.points is None and (
+                (step.name in CONVOLUTIONS and step.shape[2:].numel() > 1)
+                or (step.kind == "addition" and step.shape == record.steps[number].shape)
+            ):
+                return step
+    return None
 
 
 class _Stream:

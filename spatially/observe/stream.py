@@ -21,7 +21,7 @@ from spatially.errors import NotApplicable, UserError
 from spatially.observe.layout import IMAGES, Layout
 from spatially.observe.parts import signature
 from spatially.observe.provenance import Record, Step, record
-from spatially.observe.residual import find_points
+from spatially.observe.residual import find_points, lost_after
 from spatially.subject import Subject
 
 Consumer = Callable[["Place", Tensor], None]
@@ -203,7 +203,7 @@ def _share(shape: torch.Size, axis: int, batch: int) -> tuple[int, ...] | None:
     return (shape[axis] // batch, *shape[:axis], *shape[axis + 1 :])
 
 
-_FOUND: WeakKeyDictionary[nn.Module, dict[Any, list[Spot]]] = WeakKeyDictionary()
+_FOUND: WeakKeyDictionary[nn.Module, dict[Any, list[Spot] | str]] = WeakKeyDictionary()
 
 
 def spots_of(subject: Subject, size: tuple[int, int]) -> list[Spot]:
@@ -217,7 +217,10 @@ def spots_of(subject: Subject, size: tuple[int, int]) -> list[Spot]:
         with torch.inference_mode(False), torch.no_grad(), subject.precision():
             images = subject.normalise(torch.full((IMAGES, 3, *size), 0.5, device=subject.device))
             known[key] = _spots(record(model, images))
-    if not known[key]:
+    found = known[key]
+    if isinstance(found, str):
+        raise NotApplicable(f"{subject.name} {found}")
+    if not found:
         if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
             raise NotApplicable(
                 f"{subject.name} is TorchScript, which cannot be looked into; load it as a Python module"
@@ -225,7 +228,7 @@ def spots_of(subject: Subject, size: tuple[int, int]) -> list[Spot]:
         raise NotApplicable(
             f"{subject.name} has no residual stream: nowhere does it add what it computed from a map to that map"
         )
-    return known[key]
+    return found
 
 
 def known_of(found: WeakKeyDictionary[nn.Module, dict[Any, Found]], model: nn.Module, state: Any) -> dict[Any, Found]:
@@ -236,9 +239,13 @@ def known_of(found: WeakKeyDictionary[nn.Module, dict[Any, Found]], model: nn.Mo
     return known
 
 
-def _spots(passed: Record) -> list[Spot]:
+def _spots(passed: Record) -> list[Spot] | str:
+    """Those of all points, or why there are none."""
     spots = []
-    for index, point in enumerate(find_points(passed)):
+    points = find_points(passed)
+    if points and (lost := lost_after(passed, points[-1].step)) is not None:
+        return f"has a residual stream that is lost on its way: where in the image {lost.module}'s output lies cannot be told"
+    for index, point in enumerate(points):
         layout = point.layout
         place = Place(index, point.name, point.kind, layout.grid, layout.prefix, layout.channels, layout.name)
         spots.append(spot_at(passed, passed.steps[point.step], layout, place))

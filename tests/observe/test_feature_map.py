@@ -10,8 +10,9 @@ import torchvision
 from torch import Tensor, nn
 
 import spatially
-from spatially.errors import UserError
+from spatially.errors import NotApplicable, UserError
 from spatially.observe.feature_map import feature_map
+from spatially.observe.stream import stream
 
 TOKENS = {"depth": 2, "img_size": 64, "embed_dim": 32, "num_heads": 4}
 STAGES = {"img_size": 64, "embed_dim": 16, "depths": (1, 1), "num_heads": (2, 4)}
@@ -113,6 +114,14 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: transformer("Swin", image_size=64, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=4),
         "swin.layernorm",
     ),
+    "hf hiera": (
+        lambda: transformer("Hiera", image_size=[64, 64], embed_dim=16, depths=[1, 1, 1, 1], num_heads=[1, 1, 2, 2]),
+        "hiera.encoder.stages.3.layers.0",
+    ),
+    "hf mobilevitv2": (
+        lambda: transformer("MobileViTV2", image_size=64, width_multiplier=0.5, n_attn_blocks=[1, 1, 1]),
+        "mobilevitv2.encoder.layer.4.conv_projection",
+    ),
 }
 
 
@@ -122,7 +131,9 @@ def test_other_libraries(name: str) -> None:
     subject = subject_of(build())
     images = torch.rand(3, 3, 64, 64)
     kept: list[Tensor] = []
-    handle = subject.model.get_submodule(path).register_forward_hook(lambda module, inputs, output: kept.append(output))
+    handle = subject.model.get_submodule(path).register_forward_hook(
+        lambda module, inputs, output: kept.append(output[0] if isinstance(output, tuple) else output)
+    )
     map = seen(subject, images)
     handle.remove()
     grid = feature_map(subject).place().grid
@@ -166,6 +177,31 @@ def test_convolutions_after_the_last_addition(dense: bool) -> None:
     images = torch.rand(2, 3, 32, 32)
     assert torch.equal(seen(subject, images), model.features(subject.normalise(images)).detach())
     assert feature_map(subject).place().grid == (8, 8)
+
+
+def test_vectors_times_matrices_of_their_own_place() -> None:
+    torch.manual_seed(0)
+    subject = spatially.load(timm.create_model("lambda_resnet26t", num_classes=5), input_size=64, device="cpu")
+    images = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        features = subject.model.forward_features(subject.normalise(images))
+    assert torch.equal(seen(subject, images), features)
+    assert len(stream(subject).places()) == 9  # the stem, and eight blocks
+
+
+def test_a_last_map_that_cannot_be_followed_is_not_replaced_by_an_earlier_one() -> None:
+    class Filtered(Later):
+        def features(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            x = x + self.block(x).relu()
+            return self.down[0](torch.fft.irfft2(torch.fft.rfft2(x)))
+
+    subject = subject_of(Filtered(), 32)
+    with pytest.raises(NotApplicable, match=r"where in the image down\.0's output lies cannot be told"):
+        feature_map(subject).place()
+    with pytest.raises(NotApplicable, match=r"where in the image down\.0's output lies cannot be told"):
+        stream(subject).places()
+    assert feature_map(subject, layer=0).place().name == "stem"
 
 
 def test_maps_a_pixel_apart_beside_each_other() -> None:

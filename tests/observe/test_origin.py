@@ -51,6 +51,9 @@ def windows(x: Tensor) -> Tensor:
         (lambda x: torch.stack([x, -x]).unbind(0)[1].float().clone(), 7.5, 11.5),
         (lambda x: windows(x)[: windows(x).shape[0] // 2], 0.5, 1.5),
         (lambda x: torch.einsum("bchw,dc->bdhw", x, torch.randn(7, 3)), 7.5, 11.5),
+        (lambda x: F.fold(F.unfold(x, 2, stride=2), (8, 12), 2, stride=2), 7.5, 11.5),
+        (lambda x: F.linear(F.unfold(x, 3, padding=1).unflatten(1, (3, 9)).transpose(2, 3), torch.eye(9)), 7.0, 11.0),
+        (lambda x: x.unflatten(2, (2, 4)).max(dim=2).values, 5.5, 11.5),
     ],
 )
 def test_where_things_come_from(compute, row, column):
@@ -59,6 +62,29 @@ def test_where_things_come_from(compute, row, column):
     assert float(points.row[last]) == pytest.approx(row)
     assert float(points.column[last]) == pytest.approx(column)
     assert float(points.row[0].flatten()[0] // IMAGE) == 0
+
+
+def by_matrices(x: Tensor) -> Tensor:
+    """A matrix of each place's own times the place's vector, as in lambda layers."""
+    matrices = F.conv2d(x, torch.randn(12, 3, 1, 1)).flatten(2).mT.unflatten(2, (3, 4))
+    return (x.flatten(2).mT.unsqueeze(-2) @ matrices).squeeze(-2)
+
+
+def mixed_along_both_axes(x: Tensor) -> Tensor:
+    """By matrices that were made of summaries of the image, as in bilinear attention, and added to the map."""
+    down, across = (x.amax((2, 3), keepdim=True).expand(-1, -1, side, side) for side in x.shape[2:])
+    return x + down.sigmoid() @ x @ across.sigmoid()
+
+
+@pytest.mark.parametrize("compute", [by_matrices, mixed_along_both_axes])
+def test_products_that_are_maps_are_no_weights(compute):
+    images = torch.rand(2, 3, 8, 12)
+    with Follower(nn.Identity(), images, []) as follower:
+        found = follower.find(compute(images))
+    assert found is not None
+    assert found.key is None
+    assert float(found.points.row.flatten(1)[0, -1]) == 7.5
+    assert float(found.points.column.flatten(1)[0, -1]) == 11.5
 
 
 def test_images_stay_apart():
