@@ -82,8 +82,8 @@ class Arrangement:
     def pick(self, tensor: Tensor, images: range, batch: int) -> Tensor:
         """Of (leading axes, n, m): what belongs to some images of the batch, (images, windows, heads, n, m)."""
         if self.follows and images.step == 1:
-            own = tensor[images.start * self.step : images.stop * self.step]
-            return own.reshape(len(images), self.windows, self.heads, *tensor.shape[-2:])
+            own = tensor if len(images) == batch else tensor[images.start * self.step : images.stop * self.step]
+            return own.reshape(len(images), *self.lead.shape[1:], *tensor.shape[-2:])
         return tensor[self.index(torch.tensor(images, device=self.lead.device), batch)]
 
     def index(self, images: Tensor, batch: int) -> tuple[Tensor, ...]:

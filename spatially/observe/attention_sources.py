@@ -50,10 +50,8 @@ class Products:
 
     def take(self, images: range, batch: int) -> Tensor:
         lead = self.query.shape[:-2]
-        query, key = (
-            exact(self.arrangement.pick(one.expand(*lead, *one.shape[-2:]), images, batch))
-            for one in (self.query, self.key)
-        )
+        key = self.key if self.key.shape[:-2] == lead else self.key.expand(*lead, -1, -1)
+        query, key = (exact(self.arrangement.pick(one, images, batch)) for one in (self.query, key))
         with exactly(query):
             logits = (query * self.scale) @ key.mT
         if self.causal:

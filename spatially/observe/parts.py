@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -31,26 +31,32 @@ def signature(model: nn.Module) -> tuple[Any, ...]:
     False
     """
     found: list[Any] = []
-    for module in walk(model):
-        found += (id(module), type(module), module.training, *module._modules)
-        for name, value in _settings(module):
+    waiting, met = [model], {id(model)}
+    while waiting:
+        module = waiting.pop()
+        own = module.__dict__
+        parts = own["_modules"]
+        found += (id(module), type(module), module.training)
+        if parts:
+            found += parts
+            for part in parts.values():
+                if part is not None and id(part) not in met:
+                    met.add(id(part))
+                    waiting.append(part)
+        # What all modules have comes first, unless somebody was earlier: what is beyond was set on this one.
+        common = _COMMON if next(islice(own, _COMMON - 1, None), None) == "_modules" else 0
+        for name, value in islice(own.items(), common, None):
             kind = type(value)
             if kind in _SCALARS:
                 found += (name, kind, value)  # 1, 1.0 and True are equal
+            elif kind is tuple and _SCALARS.issuperset(kinds := tuple(map(type, value))):
+                found += (name, kinds, value)
             elif _plain(value):
                 found += (name, repr(value))
     return tuple(found)
 
 
-def _settings(module: nn.Module) -> Iterable[tuple[str, Any]]:
-    """What was set on a module beyond what all modules have, which comes first unless somebody was earlier."""
-    own = vars(module)
-    if tuple(islice(own, len(_COMMON))) != _COMMON:
-        return own.items()
-    return islice(own.items(), len(_COMMON), None)
-
-
-_COMMON = tuple(vars(nn.Module()))
+_COMMON = len(vars(nn.Module()))
 _SCALARS = frozenset({bool, int, float, str, type(None)})
 
 

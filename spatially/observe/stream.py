@@ -6,10 +6,9 @@ later passes only watch for the calls whose results they are. Nothing is changed
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -134,6 +133,17 @@ class Spot:
     count: int
 
 
+_Key = tuple[int, int, tuple[int, ...]]  # number of the output, axis of the images, shape
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """How many results of one shape came up, and which of them are waited for."""
+
+    count: int = 0
+    spots: dict[int, Spot] = field(default_factory=dict)
+
+
 class _Watch(TorchFunctionMode):
     """Hands the maps over as the calls come up whose results they are."""
 
@@ -141,22 +151,24 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self.apart = False
         self._consumer = consumer
-        self._waiting: dict[Any, list[Spot]] = {}
-        self._counts: Counter[Any] = Counter()
+        self._waiting: dict[Any, dict[_Key, _Waiting]] = {}
 
     def begin(self, spots: list[Spot], batch: int) -> None:
-        self._counts.clear()
         self._batch = batch
         self._waiting = {}
         for spot in spots:
-            self._waiting.setdefault(spot.function, []).append(spot)
+            first, axis = spot.shape[0] * batch, spot.layout.batch_axis
+            shape = (*spot.shape[1 : axis + 1], first, *spot.shape[axis + 1 :])
+            waiting = self._waiting.setdefault(spot.function, {}).setdefault((spot.output, axis, shape), _Waiting())
+            waiting.spots[spot.count] = spot
 
     def end(self, model: str) -> None:
-        left = [spot.place.name for spots in self._waiting.values() for spot in spots]
+        left = [spot.place for ones in self._waiting.values() for one in ones.values() for spot in one.spots.values()]
         self._waiting = {}
         if left:
+            first = min(left, key=lambda place: place.index)
             raise UserError(
-                f"{model} does not compute the same for every batch: {left[0]} came up in the pass of {IMAGES} images that "
+                f"{model} does not compute the same for every batch: {first.name} came up in the pass of {IMAGES} images that "
                 f"looked for its residual stream, but not in one of {self._batch}"
             )
 
@@ -173,27 +185,20 @@ class _Watch(TorchFunctionMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = function(*args, **kwargs) if kwargs else function(*args)
-        if not self.apart and function in self._waiting:
-            self._look(function, result)
+        if (waiting := self._waiting.get(function)) and not self.apart:
+            self._look(waiting, result)
         return result
 
-    def _look(self, function: Any, result: Any) -> None:
-        outputs = [result] if isinstance(result, Tensor) else list(result)
-        spots = self._waiting[function]
-        keys = {(spot.output, spot.layout.batch_axis) for spot in spots}
-        found = {}
-        for output, axis in keys:
-            shape = _share(outputs[output].shape, axis, self._batch) if output < len(outputs) else None
-            if shape is not None:
-                self._counts[function, output, axis, shape] += 1
-                found[output, axis, shape] = self._counts[function, output, axis, shape]
-        for spot in spots:
-            if found.get((spot.output, spot.layout.batch_axis, spot.shape)) == spot.count:
-                self._consumer(spot.place, spot.layout.map(outputs[spot.output]))
-                self._waiting[function] = [other for other in spots if other is not spot]
-                if not self._waiting[function]:
-                    del self._waiting[function]
-                return
+    def _look(self, waiting: dict[_Key, _Waiting], result: Any) -> None:
+        outputs = (result,) if isinstance(result, Tensor) else result
+        found = None
+        for (output, _, shape), one in waiting.items():
+            if output < len(outputs) and outputs[output].shape == shape:
+                one.count += 1
+                found = one.spots.pop(one.count, None) or found
+        if found is not None:
+            self._waiting[found.function] = {key: one for key, one in waiting.items() if one.spots}
+            self._consumer(found.place, found.layout.map(outputs[found.output]))
 
 
 def _share(shape: torch.Size, axis: int, batch: int) -> tuple[int, ...] | None:

@@ -42,6 +42,7 @@ from spatially import randomness
 from spatially.errors import NotApplicable, UserError, unknown
 from spatially.observe.feature_map import FINAL, FoundMap, feature_map
 from spatially.observe.finite import not_finite
+from spatially.observe.parts import walk
 from spatially.observe.position import as_position, centre, check_place
 from spatially.observe.stream import Place
 from spatially.perturb.pixels import as_float
@@ -188,13 +189,14 @@ class ReceptiveField(Probe):
         self, subject: Subject, pixels: Tensor, index: Tensor, row: int, column: int, found: FoundMap
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
         """Of the images of either half: the sum of their fields (variant, half, y, x), the moments, and their number."""
-        second = (randomness.image_bits(randomness.stream(self.seed, "halves"), index) & 1).bool()
-        members = torch.stack([~second, second]).double()
         sums, moments = [], []
         for name in self.variants:
             with variant(subject, name, seed=self.seed, zero=self.reset == "zero") as one:
                 known = found if one.model is subject.model else None
                 fields, features = self.fields(one, pixels, row, column, found=known)
+                # After the pass, so that a GPU is busy while this is asked of it.
+                second = (randomness.image_bits(randomness.stream(self.seed, "halves"), index) & 1).bool()
+                members = torch.stack([~second, second]).double()
                 total = members @ fields.flatten(1).double()
                 spread = _moments(features.relu() if self.style == REPLKNET else features)
                 # A GPU that is asked for numbers once has more in the queue meanwhile.
@@ -342,8 +344,8 @@ def observed(subject: Subject, layer: str | int, take: Any, *, found: FoundMap |
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
     """No parameter asks for a gradient while this lasts."""
-    # `model.parameters()` takes a millisecond of a ResNet-50's pass, since it looks for those that are shared.
-    everything = (one for module in model.modules() for one in module._parameters.values())
+    # `model.parameters()` takes a millisecond of a ResNet-50's pass, since it names them and looks for those that are shared.
+    everything = (one for module in walk(model) for one in module._parameters.values())
     asking = [one for one in everything if one is not None and one.requires_grad]
     for parameter in asking:
         parameter.requires_grad_(False)
