@@ -160,6 +160,8 @@ def cut(images: Images, *, batch: int, seed: int) -> list[Rows]:
     """The images' rows in chunks of ``batch``, in the order that the seed draws."""
     if batch < 1:
         raise UserError(f"batch must be at least 1, but came as {batch}")
+    if not len(images):
+        raise UserError("images: at least one is needed, but none came")
     order = images.order(seed)
     return [order[first : first + batch] for first in range(0, len(order), batch)]
 

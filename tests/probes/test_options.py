@@ -3,8 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import fields
 
+import numpy as np
 import pytest
+import timm
 
+import spatially
+from spatially.data import Images
 from spatially.errors import UserError
 from spatially.probes import (
     PROBES,
@@ -144,3 +148,15 @@ def test_a_wrong_option_is_named(probe: type[Probe], option: str, value: object)
 def test_no_option_is_left_out(probe: type[Probe]) -> None:
     assert set(REFUSED) == set(PROBES.values())
     assert set(REFUSED[probe]) == {field.name for field in fields(probe)}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("probe", [InteractionRatio(), Fourier(), Variance(), PositionBias(), ReceptiveField()])
+def test_no_images(probe: Probe) -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=8, num_heads=2, depth=1, num_classes=2)
+    subject = spatially.load(model, input_size=32, device="cpu")
+    none = np.arange(0)
+    images = Images(
+        pixels=np.zeros((0, 3, 32, 32), np.uint8), labels=none, index=none, description="none", fingerprint="none"
+    )
+    with pytest.raises(UserError, match="at least one"):
+        probe.run(subject, images)
