@@ -117,6 +117,21 @@ def test_packed_projections_give_packed_gradients(form):
         torch.testing.assert_close(measured, tensor.grad, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("form", [1, 2, 3])
+def test_only_the_bias_learns(form):
+    """However many tensors the projections come in."""
+    (query, key, value), bias = (draw(1, 4, 5, 1, 16, seed=seed).detach() for seed in range(3)), draw(1, 3, 3, seed=3)
+    out = regular_attention(query, key, value, window=3, bias=bias, backend="tiled")
+    (expected,) = torch.autograd.grad(out.square().sum(), bias)
+    if form < 3:
+        parts = [torch.stack([query, key, value], 3)] if form == 1 else [torch.stack([query, value], 3), key]
+        out = packed_regular_attention(*parts, window=3, bias=bias, backend="triton")
+    else:
+        out = regular_attention(query, key, value, window=3, bias=bias, backend="triton")
+    (measured,) = torch.autograd.grad(out.square().sum(), bias)
+    torch.testing.assert_close(measured, expected, atol=1e-5, rtol=1e-4)
+
+
 def test_second_derivatives_come_from_the_tiled_path():
     inputs = [draw(1, 4, 5, 1, 16, seed=seed) for seed in range(3)] + [draw(1, 3, 3, seed=3)]
     results = []

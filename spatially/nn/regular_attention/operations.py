@@ -140,7 +140,6 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     projections, bias, window, border, scale = inputs
     ctx.save_for_backward(*projections, *([] if bias is None else [bias]), *output)
     ctx.count, ctx.biased = len(projections), bias is not None
-    ctx.learns = bias is not None and ctx.needs_input_grad[1]
     ctx.options = (window, border, scale)
     ctx.mark_non_differentiable(output[1])
 
@@ -148,8 +147,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _differentiate(context: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
     saved = context.saved_tensors
     projections, bias = list(saved[: context.count]), saved[context.count] if context.biased else None
-    parts, bias_gradient = backward(projections, bias, *saved[-2:], gradient, *context.options, context.learns)
-    return parts, bias_gradient if context.learns else None, None, None, None
+    learns = context.biased and context.needs_input_grad[1]  # asked here: forward counts each projection by itself
+    parts, bias_gradient = backward(projections, bias, *saved[-2:], gradient, *context.options, learns)
+    return parts, bias_gradient if learns else None, None, None, None
 
 
 attention.register_autograd(_differentiate, setup_context=_save)
