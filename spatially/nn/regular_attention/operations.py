@@ -163,24 +163,42 @@ def _save_again(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _differentiate_again(context: Any, parts: list[Tensor], bias_gradient: Tensor) -> tuple[Any, ...]:
-    """The derivative of the derivative, of the tiled path."""
+    """The derivative of the derivative, of the tiled path; with a graph of its own where a further one is wanted."""
     *saved, gradient = context.saved_tensors
+    again = torch.is_grad_enabled()
     with torch.enable_grad():
-        inputs = [tensor.detach().requires_grad_() for tensor in saved]
-        slope = gradient.detach().requires_grad_()
-        projections, bias = inputs[: context.count], inputs[context.count] if context.biased else None
-        window, border, scale = context.options
-        query, key, value = unpack(projections)
-        rows, columns = (Field(length, window, border) for length in query.shape[1:3])
-        out = tiled.attend(query, key, value, rows=rows, columns=columns, bias=bias, scale=scale)
-        wanted = [*projections, *([bias] if context.learns else [])]
+        inputs, slope = [_apart(tensor) for tensor in saved], _apart(gradient)
         given = [*parts, *([bias_gradient] if context.learns else [])]
-        pairs = [(one, other) for one, other in zip(wanted, given, strict=True) if other is not None]
-        first = torch.autograd.grad(out, [one for one, _ in pairs], slope, create_graph=True)
-        second = torch.autograd.grad(first, [*inputs, slope], [other for _, other in pairs], allow_unused=True)
+        pairs = [(one, other) for one, other in zip(inputs, given, strict=False) if other is not None]
+        bias = inputs[context.count] if context.biased else None
+        first = _tiled_gradients(
+            inputs[: context.count], bias, slope, context.options, [one for one, _ in pairs], again=True
+        )
+    second = torch.autograd.grad(
+        first, [*inputs, slope], [other for _, other in pairs], allow_unused=True, create_graph=again
+    )
     *firsts, last = second
     bias_part = firsts[context.count] if context.biased else None
     return firsts[: context.count], bias_part, None, None, last, None, None, None, None
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """The same numbers, to differentiate by: apart from other uses of the tensor, and linked to what it was made of."""
+    part = tensor.view_as(tensor)
+    return part if part.requires_grad else part.requires_grad_()
+
+
+def _tiled_gradients(
+    projections: Sequence[Tensor], bias: Tensor | None, gradient: Tensor, options: tuple[int, str, float],
+    wanted: Sequence[Tensor], *, again: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Gradients of the tiled path, in the kernels' own precision."""
+    window, border, scale = options
+    query, key, value = unpack(projections)
+    rows, columns = (Field(length, window, border) for length in query.shape[1:3])
+    with torch.autocast(query.device.type, enabled=False):
+        out = tiled.attend(query, key, value, rows=rows, columns=columns, bias=bias, scale=scale)
+        return torch.autograd.grad(out, wanted, gradient, create_graph=again)
 
 
 backward.register_autograd(_differentiate_again, setup_context=_save_again)
