@@ -148,6 +148,39 @@ def test_higher_derivatives_come_from_the_tiled_path(order, lowered):
         torch.testing.assert_close(measured, expected, atol=1e-3, rtol=1e-3)
 
 
+def test_transforms_take_the_tiled_path():
+    """Of which kernels know nothing: a tangent would be lost."""
+    query, key, value = (draw(1, 4, 5, 1, 16, seed=seed).detach() for seed in range(3))
+    results = []
+    for backend in ("triton", "tiled"):
+
+        def attend(query, backend=backend):
+            return regular_attention(query, key, value, window=3, backend=backend)
+
+        def dual(query, attend=attend):
+            with torch.autograd.forward_ad.dual_level():
+                out = torch.compile(attend, backend="eager")(torch.autograd.forward_ad.make_dual(query, key))
+                return torch.autograd.forward_ad.unpack_dual(out).tangent
+
+        def along(query, attend=attend):
+            return torch.func.jvp(attend, (query,), (key,))[1]
+
+        learning = query.clone().requires_grad_()
+        out, slopes = attend(learning), draw(2, 1, 4, 5, 1, 16, seed=4).detach()
+        results.append(
+            [
+                torch.vmap(attend)(torch.stack([query, key])),
+                torch.func.grad(lambda query, attend=attend: attend(query).square().sum())(query),
+                along(query),
+                torch.compile(along, backend="eager", fullgraph=True)(query),
+                dual(query),
+                torch.autograd.grad(out, learning, slopes, is_grads_batched=True)[0],
+            ]
+        )
+    for measured, expected in zip(*results, strict=True):
+        torch.testing.assert_close(measured, expected, atol=1e-5, rtol=1e-4)
+
+
 def test_registered_as_an_operation():
     inputs = [draw(1, 3, 4, 1, 16, seed=seed) for seed in range(3)]
     torch.library.opcheck(

@@ -141,22 +141,21 @@ def _attend(
     _check(query, key, value, window=window, border=border, bias=bias, scale=scale, backend=backend)
     # `index` fixes the grid in a compiled graph (the batch stays free): tiles are cut for one grid.
     rows, columns = (Field(index(length), window, border) for length in query.shape[1:3])
-    chosen = backend or _backend(query, key, value, bias, window, scale)
-    if chosen == "triton":
+    chosen = backend or _backend(query, window, scale)
+    if chosen == "triton" and not tiled.transformed(query, key, value, bias):
         from spatially.nn.regular_attention import operations  # where there is no GPU, Triton is not needed
 
         return operations.attend(projections, rows=rows, bias=bias, scale=scale)
-    return ANYWHERE[chosen](query, key, value, rows=rows, columns=columns, bias=bias, scale=scale)
+    # Where a transform is under way the tiled path stands in for the kernels, asked for or not: they would lose tangents.
+    return ANYWHERE.get(chosen, tiled.attend)(query, key, value, rows=rows, columns=columns, bias=bias, scale=scale)
 
 
-def _backend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, window: int, scale: float) -> str:
+def _backend(query: Tensor, window: int, scale: float) -> str:
     """The fastest that can do what is asked."""
     if query.device.type == "meta":
         return "reference"
     served = TRITON and _kernels_take(query, window, scale)
-    if query.device.type == "cuda" and served and not tiled.transformed(query, key, value, bias):
-        return "triton"
-    return "tiled"
+    return "triton" if query.device.type == "cuda" and served else "tiled"
 
 
 def _kernels_take(query: Tensor, window: int, scale: float) -> bool:

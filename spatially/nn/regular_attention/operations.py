@@ -2,7 +2,8 @@
 
 It takes the projections as they come: one packed (B, H, W, 3, heads, D); or queries and values packed (B, H, W, 2, heads, D)
 with the keys apart; or three tensors (B, H, W, heads, D). Gradients come back in the same form, without a copy. Forward keeps
-the output and one log-sum-exp a query. A second derivative is taken of the tiled path, which PyTorch can differentiate.
+the output and one log-sum-exp a query. Further derivatives, and those of many gradients at once, are taken of the tiled
+path, which PyTorch can differentiate.
 """
 
 import math
@@ -148,8 +149,22 @@ def _differentiate(context: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]
     saved = context.saved_tensors
     projections, bias = list(saved[: context.count]), saved[context.count] if context.biased else None
     learns = context.biased and context.needs_input_grad[1]  # asked here: forward counts each projection by itself
+    if tiled.transformed(gradient):
+        parts, bias_gradient = _differentiate_transformed(context, gradient, learns)
+        return parts, bias_gradient, None, None, None
     parts, bias_gradient = backward(projections, bias, *saved[-2:], gradient, *context.options, learns)
     return parts, bias_gradient if learns else None, None, None, None
+
+
+def _differentiate_transformed(context: Any, gradient: Tensor, learns: bool) -> tuple[list[Tensor], Tensor | None]:
+    """The derivative for many gradients at once, or along a tangent: of the tiled path."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        inputs = [_apart(tensor) for tensor in context.saved_tensors[:-2]]
+        projections, bias = inputs[: context.count], inputs[context.count] if context.biased else None
+        wanted = inputs if learns else projections
+        found = _tiled_gradients(projections, bias, gradient, context.options, wanted, again=again)
+    return list(found[: context.count]), found[-1] if learns else None
 
 
 attention.register_autograd(_differentiate, setup_context=_save)
@@ -170,10 +185,9 @@ def _differentiate_again(context: Any, parts: list[Tensor], bias_gradient: Tenso
         inputs, slope = [_apart(tensor) for tensor in saved], _apart(gradient)
         given = [*parts, *([bias_gradient] if context.learns else [])]
         pairs = [(one, other) for one, other in zip(inputs, given, strict=False) if other is not None]
-        bias = inputs[context.count] if context.biased else None
-        first = _tiled_gradients(
-            inputs[: context.count], bias, slope, context.options, [one for one, _ in pairs], again=True
-        )
+        projections, bias = inputs[: context.count], inputs[context.count] if context.biased else None
+        wanted = [one for one, _ in pairs]
+        first = _tiled_gradients(projections, bias, slope, context.options, wanted, again=True)
     second = torch.autograd.grad(
         first, [*inputs, slope], [other for _, other in pairs], allow_unused=True, create_graph=again
     )

@@ -253,12 +253,8 @@ def transformed(*tensors: Tensor | None) -> bool:
 
     Kernels know nothing of them.
     """
-    if torch.compiler.is_compiling():
-        return False
-    if torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return True
-    given = [tensor for tensor in tensors if tensor is not None]
-    return any(
-        torch._C._functorch.is_legacy_batchedtensor(tensor) or forward_ad.unpack_dual(tensor).tangent is not None
-        for tensor in given
-    )
+    if torch.compiler.is_compiling():  # which cannot ask further
+        return False
+    return any(torch._C._functorch.is_legacy_batchedtensor(tensor) for tensor in tensors if tensor is not None)
