@@ -32,7 +32,8 @@ def number(name: str, value: object) -> float:
     >>> number("sigma", 5)
     5.0
     """
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+    # Compared, since a compiled graph cannot ask `isfinite` of a number that it leaves free.
+    if isinstance(value, bool) or not isinstance(value, Real) or not -math.inf < float(value) < math.inf:
         raise UserError(f"{name} must be a finite number: got {value!r}")
     return float(value)
 

@@ -249,6 +249,16 @@ def test_compiled_function_takes_several_grids_and_batches():
         torch.testing.assert_close(compiled(*tensors), regular_attention(*tensors, window=3))
 
 
+def test_compiled_function_takes_several_scales():
+    def attend(*inputs, scale):
+        return regular_attention(*inputs, window=3, scale=scale)
+
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    for scale in (0.1, 0.2, 3):  # the second leaves the number free
+        tensors = draw(1, 4, 4, 1, 4)
+        torch.testing.assert_close(compiled(*tensors, scale=scale), attend(*tensors, scale=scale))
+
+
 def test_exports_with_any_batch():
     layer = Layer(5)
     program = torch.export.export(
@@ -377,6 +387,9 @@ def like(**changes):
         ({"value": torch.zeros(1, 4, 4, 2, 4, device="meta")}, "value must be on the query's device cpu: got meta"),
         ({"key": None}, "key must be a tensor: got NoneType"),
         ({"bias": [[1.0]]}, "bias must be a tensor: got list"),
+        ({"scale": math.nan}, "scale must be a finite number: got nan"),
+        ({"scale": "1"}, "scale must be a finite number: got '1'"),
+        ({"scale": torch.ones(())}, "scale must be a number: got a tensor; multiply the query by it, with scale=1"),
         ({"bias": torch.zeros(3, 3)}, r"bias must be .* = \(2, 3, 3\): got \(3, 3\)"),
         ({"bias": torch.zeros(2, 3, 3).double()}, "bias must have dtype torch.float32: got torch.float64"),
         ({"bias": torch.zeros(2, 3, 3, device="meta")}, "bias must be on the query's device cpu: got meta"),

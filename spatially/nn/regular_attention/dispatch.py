@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from spatially.errors import UserError
-from spatially.nn.check import odd
+from spatially.nn.check import number, odd
 from spatially.nn.regular_attention import reference, tiled
 from spatially.nn.regular_attention.field import BORDERS, Field
 from spatially.nn.regular_attention.projections import unpack
@@ -137,7 +137,7 @@ def _attend(
         with torch.autocast(kind, enabled=False):
             return _attend(projections, window=window, border=border, bias=bias, scale=scale, backend=backend)
     query, key, value = unpack(projections)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scale = query.shape[-1] ** -0.5 if scale is None else _scale(scale)
     _check(query, key, value, window=window, border=border, bias=bias, scale=scale, backend=backend)
     # `index` fixes the grid in a compiled graph (the batch stays free): tiles are cut for one grid.
     rows, columns = (Field(index(length), window, border) for length in query.shape[1:3])
@@ -161,6 +161,12 @@ def _backend(query: Tensor, window: int, scale: float) -> str:
 def _kernels_take(query: Tensor, window: int, scale: float) -> bool:
     fits = window <= LARGEST_WINDOW and query.shape[-1] <= LARGEST_SIZE
     return query.dtype in KERNEL_DTYPES and fits and scale > 0
+
+
+def _scale(scale: object) -> float:
+    if isinstance(scale, Tensor):
+        raise UserError("scale must be a number: got a tensor; multiply the query by it, with scale=1")
+    return number("scale", scale)
 
 
 def _check_tensor(name: str, tensor: object) -> None:
