@@ -68,16 +68,18 @@ def test_the_demo_is_trained_kept_and_loaded(run: Run, tmp_path: Path, monkeypat
 def test_the_demos_probes_have_options_for_its_images() -> None:
     assert demo_probes("paste,fourier") == {"paste": {"block": 8}, "fourier": {}}
     every = make_study(models="demo/pit", data="shapes", probes=demo_probes("all")).make_probes()
-    assert [probe.name for probe in every] == [name for name, probe in PROBES.items() if not probe.lengthy]
+    assert [probe.name for probe in every] == list(PROBES)
     assert every[0].blocks == (4, 8, 16, 32)  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif("pit" not in demo.trained(), reason="the demo's models are not trained here")
 def test_every_probe_has_something_to_say_of_a_pit(run: Run, tmp_path: Path) -> None:
-    code, _, error = run("demo", "--models", "demo/pit", "--limit", 12, "--device", "cpu", "--out", tmp_path)
+    code, _, error = run("demo", "--models", "demo/pit", "--limit", 160, "--device", "cpu", "--out", tmp_path)
     assert code == 0, error
-    assert len(list((tmp_path / "results").glob("*.nc"))) == len(PROBES)
+    found = {path.name.split(".")[1] for path in (tmp_path / "results").glob("*.nc")}
+    # These ask for more than generated images: a second checkpoint, and shapes that disagree with textures.
+    assert found == set(PROBES) - {"interpolation", "shape_bias"}
     assert (tmp_path / "report.html").is_file()
 
 
