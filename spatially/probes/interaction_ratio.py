@@ -82,6 +82,14 @@ class InteractionRatio(Probe):
     def check(self, subject: Subject, images: Images) -> None:
         self.layers(subject)
 
+    def facts(self, subject: Subject, images: Images) -> dict[str, Any]:
+        """Attention that the layers do not show: of channels or of a class token alone, or in a form that is not recognised."""
+        left: dict[str, list[str]] = {}
+        for module, reason in attention(subject).trace().others.items():
+            left.setdefault(reason, []).append(module)
+        words = "; ".join(f"{', '.join(modules)} ({reason})" for reason, modules in left.items())
+        return {"attention_left_out": words} if left else {}
+
     def layers(self, subject: Subject) -> list[Layer | Convolution]:
         """What is measured, in the order in which it runs."""
         found = attention(subject).trace()
@@ -113,23 +121,23 @@ class InteractionRatio(Probe):
         self, subject: Subject, images: Images, rows: Rows, *, stopped: NDArray[np.bool_] | None = None
     ) -> xr.Dataset:
         layers = self.layers(subject)
-        found: dict[str, Tensor] = {}
+        found: list[Tensor] = []
 
         def look(layer: Layer, weights: Weights) -> None:
             if layer.grid[0]:
-                found[layer.name] = self.reached(weights)
+                found.append(self.reached(weights))
 
-        if any(isinstance(layer, Layer) for layer in layers):
+        attends = np.array([isinstance(layer, Layer) for layer in layers])
+        values = np.empty((len(rows), len(self.thresholds), len(layers)), dtype=np.float32)
+        values[:] = [0 if isinstance(layer, Layer) else kernel_share(layer) for layer in layers]
+        if attends.any():
             with attention(subject, look):
                 subject(as_float(images.batch(rows, subject.device)[0]), overwrite=True)
-        values = np.empty((len(rows), len(self.thresholds), len(layers)), dtype=np.float32)
-        for number, layer in enumerate(layers):
-            if isinstance(layer, Layer):
-                values[:, :, number] = found[layer.name].cpu().numpy()
-                if np.isnan(values[:, :, number]).any():
-                    raise UserError(f"{subject.name}: the attention of {layer.name} is NaN; look at its weights")
-            else:
-                values[:, :, number] = kernel_share(layer)
+            # A GPU is asked for the numbers of all layers once.
+            values[:, :, attends] = torch.stack(found, dim=-1).cpu().numpy()
+        if np.isnan(values).any():
+            first = layers[int(np.isnan(values).any(axis=(0, 1)).argmax())]
+            raise UserError(f"{subject.name}: the attention of {first.name} is NaN; look at its weights")
         outcomes = {"image_interaction_ratio": (("image", "threshold", "layer"), values)}
         return xr.Dataset(outcomes).assign_coords(image_coordinates(images, rows) | self._coordinates(layers))
 
@@ -139,7 +147,7 @@ class InteractionRatio(Probe):
         asking = arrangement.queries.position >= layer.prefix  # (windows, n)
         asked = arrangement.keys.position >= layer.key_prefix  # (windows, m)
         pairs = asking[:, :, None] & asked[:, None, :]
-        total = int(asking.sum()) * layer.key_grid[0] * layer.key_grid[1]
+        total = asking.sum() * (layer.key_grid[0] * layer.key_grid[1])
         ratios = []
         for _, local in weights.local_parts():
             if self.renormalise:

@@ -56,10 +56,17 @@ def captions(results: Results) -> dict[str, str]:
     return {
         "depth": "Share of the positions that a query attends to by more than the threshold in at least one head (or as many"
         " as min_heads asks), mean over queries and images, layer by layer. A k×k convolution on H×W positions counts"
-        " k²/(H·W), whatever the threshold. Bands are 95 % intervals. Corresponds to figure 5 of Heo.",
+        " k²/(H·W), whatever the threshold. Bands are 95 % intervals. Corresponds to figure 5 of Heo."
+        + _left_out(results),
         "interaction": "Every layer as fractions, with the ends of the 95 % interval and the most it could be: a query's"
         " weights sum to 1, so that it reaches at most heads/threshold positions.",
     }
+
+
+def _left_out(results: Results) -> str:
+    """Attention that no layer shows, by model."""
+    left = [f"{model}: {text}" for model, one in results.items() if (text := one.attrs.get("attention_left_out"))]
+    return f" Not among the layers: {' | '.join(left)}." if left else ""
 
 
 def descriptions(results: Results) -> dict[str, str]:

@@ -171,6 +171,17 @@ def test_channel_attention_does_not_apply():
         InteractionRatio().run(subject, pictures(subject))
 
 
+def test_attention_that_no_layer_shows_is_named():
+    model = timm.create_model("davit_tiny", embed_dims=(8, 8, 16, 16), num_heads=(1, 1, 2, 2), depths=(1, 1, 1, 1))
+    subject = spatially.load(model, input_size=64, num_classes=1000, device="cpu")
+    result = InteractionRatio().run(subject, pictures(subject, 2))
+    named = [f"stages.{stage}.blocks.0.1.attn" for stage in range(4)]
+    assert result.attrs["attention_left_out"] == f"{', '.join(named)} (mixes channels, not positions)"
+    assert not set(named) & set(result["name"].values)
+    caption = interaction_ratio_figures.captions({"davit": result})["depth"]
+    assert result.attrs["attention_left_out"] in caption
+
+
 def test_what_cannot_be():
     with pytest.raises(UserError, match="thresholds must be numbers between 0 and 1"):
         InteractionRatio(thresholds=(0.1, 1.5))
