@@ -288,7 +288,7 @@ def test_demo_runs_every_probe_on_calibrators_and_trained_models(run: Callable, 
         model, probe, _ = path.name.split(".")
         found.setdefault(model, set()).add(probe)
     behaviour = {"sensitivity", "paste", "frequency_noise", "cost"}
-    inside = {"fourier", "variance", "receptive_field", "interaction_ratio", "robustness"}
+    inside = {"fourier", "variance", "receptive_field", "interaction_ratio", "robustness", "hessian", "landscape"}
     assert found == {
         "bag_of_patches": behaviour,
         "rigid_template": {*behaviour, "receptive_field", "robustness"},
