@@ -127,6 +127,14 @@ class Probe(ABC):
         """What a result has to say beyond model, images and options, such as the fingerprints of other images."""
         return {}
 
+    def settle(self) -> None:
+        """Make the options plain, and check the seed: anything but a whole number would be hashed as well, and 1 and 1.0
+        would draw differently."""
+        for name, value in Probe.options(self).items():
+            object.__setattr__(self, name, as_python(value))
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise UserError(f"seed must be a whole number, but came as {self.seed!r}")
+
     def options(self) -> dict[str, Any]:
         """The options by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
@@ -166,10 +174,16 @@ def cut(images: Images, *, batch: int, seed: int) -> list[Rows]:
     return [order[first : first + batch] for first in range(0, len(order), batch)]
 
 
-def check_seed(seed: int) -> None:
-    """A whole number: anything else would be hashed as well, and 1 and 1.0 would draw differently."""
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise UserError(f"seed must be a whole number, but came as {seed!r}")
+def as_python(value: Any) -> Any:
+    """NumPy's numbers and arrays as Python's, in tuples and lists too: options are compared, and written down as JSON.
+
+    >>> as_python((np.int64(4), np.float64(0.5))), as_python(np.arange(2))
+    ((4, 0.5), (0, 1))
+    """
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+        return tuple(value) if isinstance(value, list) else value
+    return type(value)(map(as_python, value)) if type(value) in (list, tuple) else value
 
 
 def check_switch(name: str, value: bool) -> None:

@@ -38,7 +38,7 @@ from spatially import randomness
 from spatially.errors import UserError, first_line, unknown
 from spatially.models.costs import count_model
 from spatially.observe.live_memory import peak_memory
-from spatially.probes.base import Drawing, Probe, Rows, check_seed, device_name, several
+from spatially.probes.base import Drawing, Probe, Rows, device_name, several
 from spatially.subject.subject import logits_of
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Cost(Probe):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        self.settle()
         for name, allowed in (("steps", STEPS), ("modes", MODES)):
             chosen = several(getattr(self, name))
             for one in chosen:

@@ -37,7 +37,6 @@ from spatially.probes.base import (
     Rows,
     check_answers,
     check_numbers,
-    check_seed,
     image_coordinates,
     several,
 )
@@ -72,7 +71,7 @@ class FrequencyNoise(Probe):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        self.settle()
         if self.style not in STYLES:
             raise unknown("style", str(self.style), STYLES)
         frequencies = tuple(sorted({check_frequency(one) for one in several(self.frequencies)}))

@@ -31,7 +31,7 @@ from spatially import randomness
 from spatially.errors import NotApplicable, UserError, unknown
 from spatially.observe.finite import not_finite
 from spatially.perturb.augment import check_augmentation, training_batch
-from spatially.probes.base import Drawing, Probe, Rows, check_answers, check_seed, check_switch, several
+from spatially.probes.base import Drawing, Probe, Rows, check_answers, check_switch, several
 from spatially.probes.hessian_vector import HessianVector, only_these_learn, select_parameters, twice_differentiable
 from spatially.probes.intervals import student, wilson
 from spatially.probes.lanczos import BOTH_ENDS, MAGNITUDE, WHICH, Spectrum, lanczos, rounding
@@ -80,11 +80,11 @@ class Hessian(Probe):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        self.settle()
         for name, value, allowed in (("which", self.which, WHICH), ("dtype", self.dtype, tuple(DTYPES))):
             if value not in allowed:
                 raise unknown(name, str(value), allowed)
         check_augmentation(self.augmentation)
-        check_seed(self.seed)
         _check_whole("count", self.count, 1)
         ranks = self.count if self.which == MAGNITUDE else 2 * self.count
         for name, least in (("batch_size", 1), ("products", ranks), ("basis", 2 * ranks + 2)):

@@ -23,7 +23,7 @@ from spatially.errors import NotApplicable, UserError, unknown
 from spatially.observe.attention import Layer, Weights, absent, attention
 from spatially.observe.attention_trace import Convolution, Trace
 from spatially.perturb.pixels import as_float
-from spatially.probes.base import Drawing, Probe, Rows, check_seed, check_switch, image_coordinates, several
+from spatially.probes.base import Drawing, Probe, Rows, check_switch, image_coordinates, several
 from spatially.probes.layers import mean_over_images
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class InteractionRatio(Probe):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        self.settle()
         check_switch("renormalise", self.renormalise)
         wanted = several(self.thresholds)
         if not wanted or not all(isinstance(one, (int, float)) and 0 < one < 1 for one in wanted):

@@ -25,7 +25,7 @@ from torch import nn
 
 from spatially.errors import NotApplicable, UserError
 from spatially.perturb.augment import check_augmentation
-from spatially.probes.base import Drawing, Measurer, Probe, Rows, check_answers, check_seed
+from spatially.probes.base import Drawing, Measurer, Probe, Rows, check_answers
 from spatially.probes.weight_losses import Batches
 from spatially.probes.weight_paths import Line
 from spatially.probes.weight_points import Measuring, check_range, check_weight_decay, even, with_intervals
@@ -59,8 +59,8 @@ class Interpolation(Probe):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        self.settle()
         check_augmentation(self.augmentation)
-        check_seed(self.seed)
         if self.towards is not None and not isinstance(self.towards, (str, Path)):
             raise UserError(f"towards must be a file of weights, but came as {self.towards!r}")
         if isinstance(self.points, bool) or not isinstance(self.points, int) or self.points < 2:

@@ -26,7 +26,7 @@ from scipy.interpolate import RegularGridInterpolator
 
 from spatially.errors import NotApplicable, UserError, unknown
 from spatially.perturb.augment import check_augmentation
-from spatially.probes.base import Drawing, Measurer, Probe, Rows, check_answers, check_seed
+from spatially.probes.base import Drawing, Measurer, Probe, Rows, check_answers
 from spatially.probes.weight_losses import Batches
 from spatially.probes.weight_paths import STYLES, Plane, moved_parameters
 from spatially.probes.weight_points import Measuring, check_range, check_weight_decay, even, with_intervals
@@ -66,8 +66,8 @@ class Landscape(Probe):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        self.settle()
         check_augmentation(self.augmentation)
-        check_seed(self.seed)
         if self.style not in STYLES:
             raise unknown("style", str(self.style), STYLES)
         settings: dict[str, Any] = {

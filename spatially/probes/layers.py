@@ -15,7 +15,7 @@ from torch import Tensor
 from spatially.errors import UserError
 from spatially.observe.stream import Place, stream
 from spatially.perturb.pixels import as_float
-from spatially.probes.base import Probe, Rows, check_seed, image_coordinates
+from spatially.probes.base import Probe, Rows, image_coordinates
 from spatially.probes.intervals import student
 from spatially.probes.map_numbers import MapNumbers, Sums, finish, sum_up, takes
 
@@ -30,7 +30,7 @@ class StreamProbe(Probe):
     answers: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        self.settle()
 
     @property
     def passes(self) -> int:

@@ -18,7 +18,7 @@ from spatially.errors import UserError
 from spatially.perturb.check import check_block
 from spatially.perturb.paste import paste
 from spatially.perturb.pixels import as_float
-from spatially.probes.base import Drawing, Probe, Rows, check_answers, check_numbers, check_seed, image_coordinates
+from spatially.probes.base import Drawing, Probe, Rows, check_answers, check_numbers, image_coordinates
 from spatially.probes.intervals import student, wilson
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Paste(Probe):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        self.settle()
         check_block(self.block)
         if isinstance(self.scale, bool) or not isinstance(self.scale, (int, float)) or not 0 < self.scale <= 1:
             raise UserError(f"scale must lie above 0 and at most at 1, but came as {self.scale!r}")

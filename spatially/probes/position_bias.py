@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from spatially.errors import NotApplicable, UserError, unknown
 from spatially.observe.position import Position, as_position, centre, check_place
 from spatially.observe.positions import positions
-from spatially.probes.base import Drawing, Probe, Rows, check_seed, check_switch
+from spatially.probes.base import Drawing, Probe, Rows, check_switch
 from spatially.probes.gaussian_fit import BASELINES, fit_gaussian
 from spatially.surgery import reset_positions
 
@@ -102,7 +102,7 @@ class PositionBias(Probe):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        self.settle()
         check_switch("fresh", self.fresh)
         object.__setattr__(self, "position", as_position(self.position, CENTRE))
         if self.baseline not in BASELINES:

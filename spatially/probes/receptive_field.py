@@ -46,7 +46,7 @@ from spatially.observe.parts import walk
 from spatially.observe.position import as_position, centre, check_place
 from spatially.observe.stream import Place
 from spatially.perturb.pixels import as_float
-from spatially.probes.base import Drawing, Measurer, Probe, Rows, check_seed, several
+from spatially.probes.base import Drawing, Measurer, Probe, Rows, several
 from spatially.probes.gaussian_fit import BASELINES, fit_gaussian
 from spatially.probes.variants import GIVEN, VARIANTS, check_variant, variant
 
@@ -93,6 +93,7 @@ class ReceptiveField(Probe):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        self.settle()
         for name, value, allowed in (
             ("style", self.style, STYLES),
             ("reset", self.reset, ("draw", "zero")),
@@ -100,7 +101,6 @@ class ReceptiveField(Probe):
         ):
             if value not in allowed:
                 raise unknown(name, str(value), allowed)
-        check_seed(self.seed)
         wanted = tuple(several(self.variants))
         for one in wanted:
             if one not in VARIANTS:

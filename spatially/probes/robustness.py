@@ -27,7 +27,7 @@ from spatially.errors import UserError
 from spatially.perturb.fgsm import check_epsilon, direction, step
 from spatially.perturb.occlusion import CENTRE, Place, Size, check_place, check_size, occlude, rectangle
 from spatially.perturb.pixels import as_float
-from spatially.probes.base import Drawing, Probe, Rows, check_answers, check_seed, cut, image_coordinates, several
+from spatially.probes.base import Drawing, Probe, Rows, check_answers, cut, image_coordinates, several
 from spatially.probes.intervals import wilson
 from spatially.probes.published_tests import Backgrounds, ImageNetA, PublishedTest, answers
 from spatially.subject.subject import HALF
@@ -67,7 +67,7 @@ class Robustness(Probe):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        self.settle()
         if self.occlusion is not None:
             check_size(self.occlusion)
         check_place(self.place)

@@ -37,7 +37,6 @@ from spatially.probes.base import (
     Rows,
     check_answers,
     check_numbers,
-    check_seed,
     image_coordinates,
     several,
 )
@@ -77,7 +76,7 @@ class Sensitivity(Probe):
     precision: float | None = None
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        self.settle()
         for kind in several(self.kinds):
             if kind not in KINDS:
                 raise unknown("kind", str(kind), KINDS)

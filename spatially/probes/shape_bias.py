@@ -23,7 +23,7 @@ from spatially.data.cue_conflict import textures
 from spatially.data.sources import digest_of
 from spatially.errors import NotApplicable, UserError
 from spatially.perturb.pixels import as_float
-from spatially.probes.base import Drawing, Probe, Rows, check_seed, cut, image_coordinates
+from spatially.probes.base import Drawing, Probe, Rows, cut, image_coordinates
 from spatially.probes.intervals import wilson
 from spatially.probes.published_tests import answers
 from spatially.subject.classes import Alignment
@@ -55,7 +55,7 @@ class ShapeBias(Probe):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        self.settle()
 
     @property
     def passes(self) -> int:

@@ -1,7 +1,9 @@
 """An option of a wrong type is the user's mistake, said so with the option's name."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,6 +150,28 @@ def test_a_wrong_option_is_named(probe: type[Probe], option: str, value: object)
 def test_no_option_is_left_out(probe: type[Probe]) -> None:
     assert set(REFUSED) == set(PROBES.values())
     assert set(REFUSED[probe]) == {field.name for field in fields(probe)}  # type: ignore[arg-type]
+
+
+# What comes out of NumPy's functions → what it is taken as
+NUMPY = (
+    (Sensitivity, {"blocks": np.array([8, 16]), "precision": np.float64(0.25)}, {"blocks": (8, 16), "precision": 0.25}),
+    (
+        Paste,
+        {"block": np.int64(8), "scale": np.float32(0.5), "seed": np.int64(3)},
+        {"block": 8, "scale": 0.5, "seed": 3},
+    ),
+    (Robustness, {"occlusion": np.int64(5), "place": np.array([0, 2])}, {"occlusion": 5, "place": (0, 2)}),
+    (Robustness, {"occlusion": (np.int64(4), np.float64(0.5))}, {"occlusion": (4, 0.5)}),
+    (Landscape, {"points": np.array([5, 7]), "extent": np.linspace(-1, 1, 2)}, {"points": (5, 7), "extent": (-1, 1)}),
+    (Hessian, {"count": np.int32(3), "confirm": np.True_}, {"count": 3, "confirm": True}),
+    (Cost, {"rounds": np.int64(4)}, {"rounds": 4}),
+)
+
+
+@pytest.mark.parametrize(("probe", "given", "plain"), NUMPY)
+def test_numbers_of_numpy_are_numbers(probe: type[Probe], given: dict[str, Any], plain: dict[str, Any]) -> None:
+    """Also where the options are written down, as every result's are."""
+    assert json.loads(json.dumps(probe(**given).options())) == json.loads(json.dumps(probe(**plain).options()))
 
 
 @pytest.mark.parametrize("probe", [InteractionRatio(), Fourier(), Variance(), PositionBias(), ReceptiveField()])
