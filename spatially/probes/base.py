@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -175,14 +176,18 @@ def cut(images: Images, *, batch: int, seed: int) -> list[Rows]:
 
 
 def as_python(value: Any) -> Any:
-    """NumPy's numbers and arrays as Python's, in tuples and lists too: options are compared, and written down as JSON.
+    """NumPy's numbers and arrays as Python's, paths as text, wherever they lie: options are compared, and written down.
 
-    >>> as_python((np.int64(4), np.float64(0.5))), as_python(np.arange(2))
-    ((4, 0.5), (0, 1))
+    >>> as_python({"size": (np.int64(4), np.float64(0.5)), "blocks": np.arange(2), "file": Path("weights.pt")})
+    {'size': (4, 0.5), 'blocks': (0, 1), 'file': 'weights.pt'}
     """
     if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
         return tuple(value) if isinstance(value, list) else value
+    if isinstance(value, Path):
+        return str(value)
+    if type(value) is dict:
+        return {name: as_python(one) for name, one in value.items()}
     return type(value)(map(as_python, value)) if type(value) in (list, tuple) else value
 
 

@@ -27,6 +27,7 @@ import yaml
 from spatially.data import open_images
 from spatially.errors import UserError, unknown
 from spatially.probes import PROBES, Probe, probe_class
+from spatially.probes.base import as_python
 from spatially.subject import load
 
 ALL = "all"
@@ -63,6 +64,8 @@ class Study:
     batch: int = 64
 
     def __post_init__(self) -> None:
+        for name in ("models", "data", "probes", "batch"):
+            object.__setattr__(self, name, as_python(getattr(self, name)))
         if not self.models:
             raise UserError("a study needs at least one model")
         if "source" not in self.data:

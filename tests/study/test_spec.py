@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 
 from spatially.errors import UserError
-from spatially.probes import PROBES
+from spatially.probes import PROBES, Robustness
 from spatially.study.spec import Study, make_study, read_study
 
 YAML = """
@@ -25,6 +27,21 @@ def test_yaml_and_python_agree(tmp_path: Path) -> None:
         probes={"sensitivity": {"blocks": [8, 16]}, "paste": {}},
         batch=8,
     )
+
+
+def test_numbers_of_numpy_and_paths_are_written_as_plain_data(tmp_path: Path) -> None:
+    given = Study(
+        models=[{"model": "resnet18", "checkpoint": Path("weights.pt"), "pretrained": False}],
+        data={"source": Path("images"), "limit": np.int64(10)},
+        probes={"robustness": {"occlusion": np.int64(5), "epsilons": np.array([0.25])}},
+        batch=np.int64(8),
+    )
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(given.describe(), sort_keys=False))
+    assert read_study(path).make_probes() == given.make_probes() == [Robustness(occlusion=5, epsilons=(0.25,))]
+    assert read_study(path).command() == given.command()
+    assert "--checkpoint weights.pt" in given.command()
+    assert "--limit 10" in given.command()
 
 
 def test_names_are_enough() -> None:
