@@ -96,10 +96,12 @@ class Losses(nn.Module):
             total += torch.stack([nll.sum(), nll.square().sum(), right.sum().double()])
         return total
 
-    def at(self, weights: Mapping[str, Tensor], batches: Iterable[Batch]) -> list[float]:
-        """The sums with these of the model's weights exchanged; the model itself stays as it is."""
-        sums: Tensor = functional_call(self, {f"model.{name}": one for name, one in weights.items()}, (batches,))
-        return sums.tolist()
+    def at(self, weights: Mapping[str, Tensor], batches: Iterable[Batch]) -> Tensor:
+        """The sums with these of the model's weights exchanged; the model itself stays as it is. Weights that modules share
+        are given under each of their names: to look for them at every point would cost more than the exchange."""
+        named = {f"model.{name}": one for name, one in weights.items()}
+        sums: Tensor = functional_call(self, named, (batches,), tie_weights=False)
+        return sums
 
 
 def penalty(squared_norms: Tensor, weight_decay: float, *, style: str = "filter") -> float:

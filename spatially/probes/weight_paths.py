@@ -79,7 +79,7 @@ class Plane:
             for number in range(2)
         ]
         self._buffer, self._base, self._row = layout.empty(self._start), layout.empty(self._start), float("nan")
-        self.weights = layout.views(self._buffer)
+        self.weights = under_all_names(model, layout.views(self._buffer))
         self.directions = [layout.views(flat) for flat in self._directions]
         rest = [parameter for name, parameter in own.items() if name not in moved]
         self._products = inner_products([layout.views(flat) for flat in (self._start, *self._directions)], rest)
@@ -107,9 +107,10 @@ class Line:
         place = Layout(own)
         self._start, self._end = place.filled(own), place.filled({name: others[name].to(own[name]) for name in own})
         self._buffer = place.empty(self._start)
-        self.weights = place.views(self._buffer)
+        moving = place.views(self._buffer)
         self._statistics = [(one, other_statistics[name].to(one), one.clone()) for name, one in statistics.items()]
-        self.weights |= {name: moving for name, (*_, moving) in zip(statistics, self._statistics, strict=True)}
+        moving |= {name: one for name, (*_, one) in zip(statistics, self._statistics, strict=True)}
+        self.weights = under_all_names(model, moving)
         self._products = inner_products([place.views(flat) for flat in (self._start, self._end)], [])
 
     def move(self, t: float) -> None:
@@ -132,6 +133,13 @@ def moved_parameters(model: nn.Module) -> list[str]:
         for name, parameter in model.named_parameters()
         if parameter.ndim >= 2 and parameter.is_floating_point() and name not in positions
     ]
+
+
+def under_all_names(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters and buffers under every name they have: modules may share one."""
+    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    given = {id(own): tensors[name] for name, own in every if name in tensors}
+    return {name: given[id(own)] for name, own in every if id(own) in given}
 
 
 def direction(name: str, weight: Tensor, number: int, *, seed: int, style: str = "filter") -> Tensor:

@@ -59,10 +59,11 @@ class Measuring:
 
     def _measure(self, place: tuple[float, ...]) -> dict[str, Any]:
         self._path.move(*place)
-        sums = self._losses.at(self._path.weights, self._batches)
+        waiting = self._losses.at(self._path.weights, self._batches)
+        l2 = penalty(self._path.squared_norms(*place), self._weight_decay, style=self._style)
+        sums = waiting.tolist()  # until here a GPU is at work
         if not any(place):
             check_origin(self._subject, self._batches, sums[0])
-        l2 = penalty(self._path.squared_norms(*place), self._weight_decay, style=self._style)
         return outcome(sums, l2, self._batches.count)
 
 

@@ -166,3 +166,38 @@ def test_directions_agree_on_a_gpu() -> None:
     weight = torch.randn(64, 32, 3, 3, generator=torch.Generator().manual_seed(0))
     on_gpu = direction("weight", weight.cuda(), 0, seed=0).cpu()
     assert torch.allclose(on_gpu, direction("weight", weight, 0, seed=0), rtol=1e-6, atol=0)
+
+
+class Shared(nn.Module):
+    """Two layers with one weight, and with one buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
+        self.second.weight = self.first.weight
+        for layer in (self.first, self.second):
+            layer.register_buffer(
+                "mean", torch.ones(4, dtype=torch.float64) if layer is self.first else self.first.mean
+            )
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(inputs) + self.first.mean) * self.second.mean
+
+
+def test_weights_that_layers_share_move_together() -> None:
+    torch.manual_seed(0)
+    model, other, inputs = Shared(), Shared(), torch.randn(5, 4, dtype=torch.float64)
+    other.first.mean.fill_(3.0)
+    plane, line = Plane(model, seed=0), Line(model, other)
+    assert list(plane.directions[0]) == ["first.weight"]
+    plane.move(0.5, -0.25)
+    line.move(0.25)
+    moved, between = copy.deepcopy(model), copy.deepcopy(model)
+    with torch.no_grad():
+        moved.first.weight += 0.5 * plane.directions[0]["first.weight"] - 0.25 * plane.directions[1]["first.weight"]
+        for own, end in zip(between.parameters(), other.parameters(), strict=True):
+            own.lerp_(end, 0.25)
+        between.first.mean.fill_(1.5)
+    for path, expected in ((plane, moved), (line, between)):
+        found = functional_call(model, path.weights, (inputs,), tie_weights=False)
+        assert torch.allclose(found, expected(inputs), rtol=1e-12)
