@@ -37,7 +37,8 @@ from spatially.data import Images
 from spatially.observe import Layer, Place, Weights, attention, stream
 from spatially.perturb.pixels import as_float
 from spatially.probes import Fourier, InteractionRatio, ReceptiveField, Variance
-from spatially.probes.base import device_name
+from spatially.probes.ahead import in_turn, settled
+from spatially.probes.base import Measurer, Rows, device_name
 from spatially.probes.fourier import half_diagonal
 from spatially.probes.layers import centre
 from spatially.probes.map_numbers import Sums, finish, sum_up, takes
@@ -52,12 +53,34 @@ def random_images(count: int, size: tuple[int, int]) -> Images:
     return Images(pixels=pixels, labels=numbers % 1000, index=numbers, description="noise", fingerprint="noise")
 
 
-def seconds(work: Callable[[], Any], device: torch.device, passes: int) -> float:
+Work = Callable[[int], object]  # does a pass so many times
+
+
+def repeated(once: Callable[[], object]) -> Work:
+    """The same thing again and again."""
+
+    def work(passes: int) -> None:
+        for _ in range(passes):
+            once()
+
+    return work
+
+
+def chunks(measure: Measurer, rows: Rows) -> Work:
+    """The same chunk again and again, as a probe goes through its chunks."""
+
+    def work(passes: int) -> None:
+        for _ in in_turn(measure, [rows] * passes):
+            pass
+
+    return work
+
+
+def seconds(work: Work, device: torch.device, passes: int) -> float:
     """Of one pass."""
     _wait(device)
     start = time.perf_counter()
-    for _ in range(passes):
-        work()
+    work(passes)
     _wait(device)
     return (time.perf_counter() - start) / passes
 
@@ -67,12 +90,10 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def ratios(
-    bare: Callable[[], Any], others: dict[str, Callable[[], Any]], device: torch.device, *, rounds: int, passes: int
-) -> dict[str, float]:
+def ratios(bare: Work, others: dict[str, Work], device: torch.device, *, rounds: int, passes: int) -> dict[str, float]:
     """Each of the others over bare, with bare on both sides of it, so that a machine that drifts favours neither."""
     for work in (bare, *others.values()):
-        work()
+        work(1)
     found: dict[str, list[float]] = {name: [] for name in others}
     bares = []
     for _ in range(rounds):
@@ -118,12 +139,12 @@ def measure_stream(subject: spatially.Subject, images: Images, *, rounds: int, p
             subject(pixels)
 
     others = {
-        "(Fourier + variance)/bare": both,
-        "interception alone/bare": nothing,
-        "Fourier probe/bare": lambda: Fourier().measure(subject, images, rows),
-        "variance probe/bare": lambda: Variance().measure(subject, images, rows),
+        "(Fourier + variance)/bare": repeated(both),
+        "interception alone/bare": repeated(nothing),
+        "Fourier probe/bare": chunks(Fourier().measurer(subject, images, batch=len(rows)), rows),
+        "variance probe/bare": chunks(Variance().measurer(subject, images, batch=len(rows)), rows),
     }
-    return ratios(lambda: subject(pixels), others, subject.device, rounds=rounds, passes=passes)
+    return ratios(repeated(lambda: subject(pixels)), others, subject.device, rounds=rounds, passes=passes)
 
 
 def measure_receptive_field(
@@ -147,12 +168,12 @@ def measure_receptive_field(
 
     def alone() -> None:
         for one in rows[: min(len(rows), 4)]:
-            measure(rows[one : one + 1])
+            settled(measure(rows[one : one + 1]))
 
     with frozen(subject.model):
         found = ratios(
-            bare,
-            {"field/bare": lambda: measure(rows), "one by one": alone},
+            repeated(bare),
+            {"field/bare": chunks(measure, rows), "one by one": repeated(alone)},
             subject.device,
             rounds=rounds,
             passes=passes,
@@ -188,11 +209,11 @@ def measure_attention(subject: spatially.Subject, images: Images, *, rounds: int
             subject(pixels)
 
     others = {
-        "all weights/eager": watched,
-        "interaction probe/eager": lambda: InteractionRatio().measure(subject, images, rows),
-        "fused forward/eager": lambda: subject(pixels),
+        "all weights/eager": repeated(watched),
+        "interaction probe/eager": chunks(InteractionRatio().measurer(subject, images, batch=len(rows)), rows),
+        "fused forward/eager": repeated(lambda: subject(pixels)),
     }
-    found = ratios(eager, others, subject.device, rounds=rounds, passes=passes)
+    found = ratios(repeated(eager), others, subject.device, rounds=rounds, passes=passes)
     if subject.device.type == "cuda":
         bare, more = (_peak(work, subject.device) for work in (lambda: subject(pixels), watched))
         found["GiB beyond the bare model"] = (more - bare) / 2**30

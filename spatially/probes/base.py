@@ -15,7 +15,7 @@ import dataclasses
 import json
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +29,7 @@ from rich.progress import track
 
 from spatially.errors import UserError
 from spatially.memory import trim
+from spatially.probes.ahead import Outcomes, in_turn, settled
 from spatially.probes.stopping import Stopping
 from spatially.version import __version__
 
@@ -44,9 +45,9 @@ _PACKAGES = ("torch", "torchvision", "timm", "numpy", "xarray")
 
 
 class Measurer(Protocol):
-    """Measures one chunk of a task."""
+    """Measures one chunk of a task; on a GPU it may only begin to, and return what waits for the outcomes."""
 
-    def __call__(self, rows: Rows, *, stopped: NDArray[np.bool_] | None = None) -> xr.Dataset: ...
+    def __call__(self, rows: Rows, *, stopped: NDArray[np.bool_] | None = None) -> Outcomes: ...
 
 
 class Drawing(Protocol):
@@ -91,8 +92,9 @@ class Probe(ABC):
     @abstractmethod
     def measure(
         self, subject: Subject, images: Images, rows: Rows, *, stopped: NDArray[np.bool_] | None = None
-    ) -> xr.Dataset:
-        """The outcomes of the images in ``rows``, without the points that ``stopped`` marks."""
+    ) -> Outcomes:
+        """The outcomes of the images in ``rows``, without the points that ``stopped`` marks; or, where a GPU has them yet to
+        compute, what waits for them (:mod:`spatially.probes.ahead`)."""
 
     def measurer(self, subject: Subject, images: Images, *, batch: int) -> Measurer:
         """What measures the chunks of one task: made once, so it may keep what all of them need."""
@@ -145,18 +147,24 @@ class Probe(ABC):
         view = self.view(subject, images)
         self.check(view, images)
         chunks = self.chunks(images, batch=batch)
-        stopping = self.stopping()
         measure = self.measurer(view, images, batch=batch)
+        found = in_turn(measure, chunks) if self.stopping() is None else self._until_stopped(measure, chunks)
         parts = []
-        for rows in track(chunks, description=self.title, disable=not progress):
-            stopped = None if stopping is None else stopping.stopped
-            if stopped is not None and stopped.all():
-                break
-            parts.append(measure(rows, stopped=stopped))
-            if stopping is not None:
-                stopping.update(self.outcomes(parts[-1]))
+        for part in track(found, description=self.title, total=len(chunks), disable=not progress):
+            parts.append(part)
             trim()
         return self.finish(parts, view, images, batch=batch)
+
+    def _until_stopped(self, measure: Measurer, chunks: Sequence[Rows]) -> Iterator[xr.Dataset]:
+        """The outcomes of the chunks that are needed; which points are depends on those before."""
+        stopping = self.stopping()
+        assert stopping is not None
+        for rows in chunks:
+            if stopping.stopped.all():
+                return
+            part = settled(measure(rows, stopped=stopping.stopped))
+            stopping.update(self.outcomes(part))
+            yield part
 
     def finish(self, parts: Sequence[xr.Dataset], view: Subject, images: Images, *, batch: int) -> xr.Dataset:
         """Join the parts (in the order of their chunks), sum up, and say what was measured."""

@@ -23,6 +23,7 @@ from spatially.errors import NotApplicable, UserError, unknown
 from spatially.observe.attention import Layer, Weights, absent, attention
 from spatially.observe.attention_trace import Convolution, Trace
 from spatially.perturb.pixels import as_float
+from spatially.probes.ahead import Outcomes, read
 from spatially.probes.base import Drawing, Probe, Rows, check_switch, image_coordinates, several
 from spatially.probes.layers import mean_over_images
 
@@ -119,7 +120,7 @@ class InteractionRatio(Probe):
     @torch.inference_mode()
     def measure(
         self, subject: Subject, images: Images, rows: Rows, *, stopped: NDArray[np.bool_] | None = None
-    ) -> xr.Dataset:
+    ) -> Outcomes:
         layers = self.layers(subject)
         found: list[Tensor] = []
 
@@ -130,16 +131,20 @@ class InteractionRatio(Probe):
         attends = np.array([isinstance(layer, Layer) for layer in layers])
         values = np.empty((len(rows), len(self.thresholds), len(layers)), dtype=np.float32)
         values[:] = [0 if isinstance(layer, Layer) else kernel_share(layer) for layer in layers]
-        if attends.any():
-            with attention(subject, look):
-                subject(as_float(images.batch(rows, subject.device)[0]), overwrite=True)
-            # A GPU is asked for the numbers of all layers once.
-            values[:, :, attends] = torch.stack(found, dim=-1).cpu().numpy()
-        if np.isnan(values).any():
-            first = layers[int(np.isnan(values).any(axis=(0, 1)).argmax())]
-            raise UserError(f"{subject.name}: the attention of {first.name} is NaN; look at its weights")
-        outcomes = {"image_interaction_ratio": (("image", "threshold", "layer"), values)}
-        return xr.Dataset(outcomes).assign_coords(image_coordinates(images, rows) | self._coordinates(layers))
+
+        def finish(ratios: NDArray[np.floating]) -> xr.Dataset:
+            values[:, :, attends] = ratios
+            if np.isnan(values).any():
+                first = layers[int(np.isnan(values).any(axis=(0, 1)).argmax())]
+                raise UserError(f"{subject.name}: the attention of {first.name} is NaN; look at its weights")
+            outcomes = {"image_interaction_ratio": (("image", "threshold", "layer"), values)}
+            return xr.Dataset(outcomes).assign_coords(image_coordinates(images, rows) | self._coordinates(layers))
+
+        if not attends.any():
+            return finish(values[:, :, attends])
+        with attention(subject, look):
+            subject(as_float(images.batch(rows, subject.device)[0]), overwrite=True)
+        return read(torch.stack(found, dim=-1), finish)
 
     def reached(self, weights: Weights) -> Tensor:
         """The ratio of each image at each threshold: (images, thresholds); NaN where the weights are."""

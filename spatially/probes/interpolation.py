@@ -25,6 +25,7 @@ from torch import nn
 
 from spatially.errors import NotApplicable, UserError
 from spatially.perturb.augment import check_augmentation
+from spatially.probes.ahead import Outcomes
 from spatially.probes.base import Drawing, Measurer, Probe, Rows, check_answers
 from spatially.probes.weight_losses import Batches
 from spatially.probes.weight_paths import Line
@@ -108,7 +109,7 @@ class Interpolation(Probe):
 
     def measure(
         self, subject: Subject, images: Images, rows: Rows, *, stopped: NDArray[np.bool_] | None = None
-    ) -> xr.Dataset:
+    ) -> Outcomes:
         """The points with the numbers in ``rows``; :meth:`measurer` keeps what they share."""
         return self.measurer(subject, images, batch=64)(rows)
 

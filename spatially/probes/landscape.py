@@ -26,6 +26,7 @@ from scipy.interpolate import RegularGridInterpolator
 
 from spatially.errors import NotApplicable, UserError, unknown
 from spatially.perturb.augment import check_augmentation
+from spatially.probes.ahead import Outcomes
 from spatially.probes.base import Drawing, Measurer, Probe, Rows, check_answers
 from spatially.probes.weight_losses import Batches
 from spatially.probes.weight_paths import STYLES, Plane, moved_parameters
@@ -124,7 +125,7 @@ class Landscape(Probe):
 
     def measure(
         self, subject: Subject, images: Images, rows: Rows, *, stopped: NDArray[np.bool_] | None = None
-    ) -> xr.Dataset:
+    ) -> Outcomes:
         """The points with the numbers in ``rows``; :meth:`measurer` keeps what they share."""
         return self.measurer(subject, images, batch=64)(rows)
 

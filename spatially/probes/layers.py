@@ -15,6 +15,7 @@ from torch import Tensor
 from spatially.errors import UserError
 from spatially.observe.stream import Place, stream
 from spatially.perturb.pixels import as_float
+from spatially.probes.ahead import Outcomes, read
 from spatially.probes.base import Probe, Rows, image_coordinates
 from spatially.probes.intervals import student
 from spatially.probes.map_numbers import MapNumbers, Sums, finish, sum_up, takes
@@ -58,7 +59,7 @@ class StreamProbe(Probe):
     @torch.inference_mode()
     def measure(
         self, subject: Subject, images: Images, rows: Rows, *, stopped: NDArray[np.bool_] | None = None
-    ) -> xr.Dataset:
+    ) -> Outcomes:
         places: list[Place] = []
         seen: list[Tensor | Sums] = []
 
@@ -71,12 +72,15 @@ class StreamProbe(Probe):
             subject(as_float(images.batch(rows, subject.device)[0]), overwrite=True)
         summed = iter(finish([one for one in seen if isinstance(one, Sums)]))
         found = [self.chosen(next(summed)) if isinstance(one, Sums) else one for one in seen]
-        values = torch.cat(found, dim=1).cpu().numpy()
-        widths = [tensor.shape[1] for tensor in found]
-        parts = np.split(values, np.cumsum(widths)[:-1], axis=1)
-        check_finite(subject, places, parts)
-        variables = self.outcomes_of(places, parts)
-        return xr.Dataset(variables).assign_coords(image_coordinates(images, rows) | layer_coordinates(places))
+        ends = np.cumsum([tensor.shape[1] for tensor in found])
+
+        def outcomes(values: NDArray[np.floating]) -> xr.Dataset:
+            parts = np.split(values, ends[:-1], axis=1)
+            check_finite(subject, places, parts)
+            variables = self.outcomes_of(places, parts)
+            return xr.Dataset(variables).assign_coords(image_coordinates(images, rows) | layer_coordinates(places))
+
+        return read(torch.cat(found, dim=1), outcomes)
 
 
 class Centred(NamedTuple):

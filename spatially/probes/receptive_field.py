@@ -46,6 +46,7 @@ from spatially.observe.parts import walk
 from spatially.observe.position import as_position, centre, check_place
 from spatially.observe.stream import Place
 from spatially.perturb.pixels import as_float
+from spatially.probes.ahead import Outcomes, read
 from spatially.probes.base import Drawing, Measurer, Probe, Rows, several
 from spatially.probes.gaussian_fit import BASELINES, fit_gaussian
 from spatially.probes.variants import GIVEN, VARIANTS, check_variant, variant
@@ -59,6 +60,7 @@ STYLES = (KIM, LUO, REPLKNET)
 CENTRE, LOWER_RIGHT = "centre", "lower_right"
 SHARES = (0.2, 0.3, 0.5, 0.99)
 NOISE = 1e-5  # of ``signal``: what is left of a constant in single precision
+_MOMENTS = 4  # numbers that `_moments` gives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +153,7 @@ class ReceptiveField(Probe):
 
     def measure(
         self, subject: Subject, images: Images, rows: Rows, *, stopped: NDArray[np.bool_] | None = None
-    ) -> xr.Dataset:
+    ) -> Outcomes:
         return self.measurer(subject, images, batch=len(rows))(rows, stopped=stopped)
 
     def measurer(self, subject: Subject, images: Images, *, batch: int) -> Measurer:
@@ -173,23 +175,28 @@ class ReceptiveField(Probe):
         }
         coordinates = xr.Dataset(coords=constants).coords
 
-        def measure(rows: Rows, *, stopped: NDArray[np.bool_] | None = None) -> xr.Dataset:
+        def measure(rows: Rows, *, stopped: NDArray[np.bool_] | None = None) -> Outcomes:
             pixels, _, index = images.batch(rows, subject.device)
-            sums, moments, counts = self._sums(subject, as_float(pixels), index, row, column, found)
-            outcomes = {
-                "total": (("variant", "half", "y", "x"), sums),
-                "moments": (("variant", "moment"), moments),
-                "count": ("half", counts),
-            }
-            return xr.Dataset(outcomes, coords=coordinates)
+            size = tuple(pixels.shape[2:])
+
+            def finish(numbers: NDArray[np.float64]) -> xr.Dataset:
+                if not np.isfinite(numbers).all():
+                    raise self._not_finite(subject, pixels, numbers)
+                moments, counts, sums = np.split(numbers, [_MOMENTS, _MOMENTS + 2], axis=1)
+                outcomes = {
+                    "total": (("variant", "half", "y", "x"), sums.reshape(-1, 2, *size)),
+                    "moments": (("variant", "moment"), moments),
+                    "count": ("half", counts[-1].astype(np.int64)),
+                }
+                return xr.Dataset(outcomes, coords=coordinates)
+
+            return read(self._sums(subject, as_float(pixels), index, row, column, found), finish)
 
         return measure
 
-    def _sums(
-        self, subject: Subject, pixels: Tensor, index: Tensor, row: int, column: int, found: FoundMap
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-        """Of the images of either half: the sum of their fields (variant, half, y, x), the moments, and their number."""
-        sums, moments = [], []
+    def _sums(self, subject: Subject, pixels: Tensor, index: Tensor, row: int, column: int, found: FoundMap) -> Tensor:
+        """For each variant the moments, the number of images in either half, and the sum of the fields of each half."""
+        sums = []
         for name in self.variants:
             with variant(subject, name, seed=self.seed, zero=self.reset == "zero") as one:
                 known = found if one.model is subject.model else None
@@ -199,14 +206,14 @@ class ReceptiveField(Probe):
                 members = torch.stack([~second, second]).double()
                 total = members @ fields.flatten(1).double()
                 spread = _moments(features.relu() if self.style == REPLKNET else features)
-                # A GPU that is asked for numbers once has more in the queue meanwhile.
-                numbers = torch.cat([spread, members.sum(1), total.flatten()]).cpu().numpy()
-                if not np.isfinite(numbers).all():
-                    raise not_finite(one, pixels, "the receptive field")
-            spread_, counts, totals = np.split(numbers, [len(spread), len(spread) + 2])
-            sums.append(totals.reshape(2, *fields.shape[1:]))
-            moments.append(spread_)
-        return np.stack(sums), np.stack(moments), counts.astype(np.int64)
+                sums.append(torch.cat([spread, members.sum(1), total.flatten()]))
+        return torch.stack(sums)
+
+    def _not_finite(self, subject: Subject, pixels: Tensor, numbers: NDArray[np.float64]) -> UserError:
+        """The error that names the layer, in the first variant whose numbers are not finite."""
+        first = self.variants[int((~np.isfinite(numbers)).any(axis=1).argmax())]
+        with variant(subject, first, seed=self.seed, zero=self.reset == "zero") as one:
+            return not_finite(one, as_float(pixels), "the receptive field")
 
     def fields(
         self, subject: Subject, pixels: Tensor, row: int, column: int, *, found: FoundMap | None = None

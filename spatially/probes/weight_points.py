@@ -8,12 +8,14 @@ from math import isfinite, isnan
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import torch
 import xarray as xr
 from numpy.typing import NDArray
 from torch import Tensor
 
 from spatially.errors import UserError
 from spatially.observe.finite import first_not_finite
+from spatially.probes.ahead import Outcomes, read
 from spatially.probes.base import Rows
 from spatially.probes.intervals import student, wilson
 from spatially.probes.weight_losses import Batch, Batches, Losses, penalty
@@ -53,18 +55,26 @@ class Measuring:
     def _path(self) -> Path:
         return self._make()
 
-    def __call__(self, rows: Rows, *, stopped: NDArray[np.bool_] | None = None) -> xr.Dataset:
-        found = [self._measure(self._places[int(number)]) for number in rows]
-        return xr.Dataset({name: ("point", [one[name] for one in found]) for name in found[0]}, coords={"point": rows})
+    def __call__(self, rows: Rows, *, stopped: NDArray[np.bool_] | None = None) -> Outcomes:
+        places = [self._places[int(number)] for number in rows]
+        sums = [self._sums(place) for place in places]
+        l2 = [penalty(self._path.squared_norms(*place), self._weight_decay, style=self._style) for place in places]
 
-    def _measure(self, place: tuple[float, ...]) -> dict[str, Any]:
+        def finish(found: NDArray[np.float64]) -> xr.Dataset:
+            for place, (total, *_) in zip(places, found, strict=True):
+                if not any(place):
+                    check_origin(self._subject, self._batches, total)
+            each = [outcome(*one, self._batches.count) for one in zip(found.tolist(), l2, strict=True)]
+            return xr.Dataset(
+                {name: ("point", [one[name] for one in each]) for name in each[0]}, coords={"point": rows}
+            )
+
+        return read(torch.stack(sums), finish)
+
+    def _sums(self, place: tuple[float, ...]) -> Tensor:
+        """What is left on the device of a point."""
         self._path.move(*place)
-        waiting = self._losses.at(self._path.weights, self._batches)
-        l2 = penalty(self._path.squared_norms(*place), self._weight_decay, style=self._style)
-        sums = waiting.tolist()  # until here a GPU is at work
-        if not any(place):
-            check_origin(self._subject, self._batches, sums[0])
-        return outcome(sums, l2, self._batches.count)
+        return self._losses.at(self._path.weights, self._batches)
 
 
 def outcome(sums: Sequence[float], l2: float, count: int) -> dict[str, Any]:

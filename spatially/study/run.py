@@ -25,7 +25,7 @@ from spatially.errors import NotApplicable, UserError
 from spatially.files import write_whole
 from spatially.memory import trim
 from spatially.probes import Probe
-from spatially.probes.base import Measurer
+from spatially.probes.ahead import in_turn, settled
 from spatially.study.plan import Task, plan_table, speed
 from spatially.study.processes import Processes, fixed_threads
 from spatially.study.spec import ALL, Study
@@ -266,8 +266,9 @@ def _measure_all(task: Task, store: Store, processes: Processes, key: str) -> It
     done = len(chunks) - len(left)
     yield done
     measure = task.probe.measurer(task.subject, task.images, batch=task.batch)
-    for number in left[processes.rank :: processes.count]:
-        _measure_chunk(measure, task, store, number, None, key)
+    mine = left[processes.rank :: processes.count]
+    for number, part in zip(mine, in_turn(measure, (chunks[number] for number in mine)), strict=True):
+        _keep(part, task, store, number, key)
         done += processes.count
         yield min(done, len(chunks))
 
@@ -286,7 +287,7 @@ def _measure_with_stopping(task: Task, store: Store, processes: Processes, key: 
         processes.wait()
         mine = first + processes.rank
         if mine in found and found[mine] is None:
-            _measure_chunk(measure, task, store, mine, stopped, key)
+            _keep(settled(measure(chunks[mine], stopped=stopped)), task, store, mine, key)
         processes.wait()
         for number in numbers:
             part = store.read_part(task.model, task.probe.name, number, key=key)
@@ -299,10 +300,8 @@ def _measure_with_stopping(task: Task, store: Store, processes: Processes, key: 
     yield len(chunks)
 
 
-def _measure_chunk(
-    measure: Measurer, task: Task, store: Store, number: int, stopped: np.ndarray | None, key: str
-) -> None:
-    part = measure(task.chunks[number], stopped=stopped)
+def _keep(part: xr.Dataset, task: Task, store: Store, number: int, key: str) -> None:
+    """Write down what was measured of a chunk."""
     part.attrs["key"] = key
     write_dataset(store.part_path(task.model, task.probe.name, number), part)
     trim()
