@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spatially import randomness
-from spatially.data.resident import pixels_on
+from spatially.data.resident import pixels_on, sent
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,8 @@ class Images:
         if device.type == "cuda":
             pixels = pixels_on(self, rows, device)
         else:
-            pixels = torch.from_numpy(np.ascontiguousarray(self.pixels[rows])).to(device)
-        labels, index = (torch.from_numpy(np.ascontiguousarray(values[rows])) for values in (self.labels, self.index))
-        return pixels, labels.to(device), index.to(device)
+            pixels = sent(self.pixels[rows], device)
+        return pixels, sent(self.labels[rows], device), sent(self.index[rows], device)
 
     def names(self, rows: NDArray[np.int64]) -> list[str] | None:
         """The files of the given rows as "class/image.jpg"; nothing where images do not come from files."""

@@ -40,9 +40,15 @@ def pixels_on(images: Images, rows: NDArray[np.int64], device: torch.device) -> 
         if held.fit:
             held.pixels = _upload(images.pixels, device)
     if held.pixels is not None:
-        return held.pixels[torch.from_numpy(np.ascontiguousarray(rows)).to(device)]
+        return held.pixels[sent(rows, device)]
     held.asked += len(rows)
     return gather(images.pixels, rows, locked=True).to(device, non_blocking=True)
+
+
+def sent(numbers: NDArray[Any], device: torch.device) -> Tensor:
+    """An array on a device. Nobody waits for what a GPU has to do before."""
+    here = torch.from_numpy(np.ascontiguousarray(numbers))
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
 
 
 def gather(pixels: NDArray[Any], rows: NDArray[np.int64], *, locked: bool) -> Tensor:
