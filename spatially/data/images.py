@@ -56,10 +56,7 @@ class Images:
     def batch(self, rows: NDArray[np.int64], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
         """Pixels as bytes ``(B, 3, H, W)``, labels and index of the given rows, on a device."""
         device = torch.device(device)
-        if device.type == "cuda":
-            pixels = pixels_on(self, rows, device)
-        else:
-            pixels = sent(self.pixels[rows], device)
+        pixels = pixels_on(self, rows, device) if device.type == "cuda" else sent(self.pixels[rows], device)
         return pixels, sent(self.labels[rows], device), sent(self.index[rows], device)
 
     def names(self, rows: NDArray[np.int64]) -> list[str] | None:
