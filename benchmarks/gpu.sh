@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that only a GPU can show, measured again: the tests that need one, and results/*-h200.json.
 #
-#     benchmarks/gpu.sh [tests] [attention] [steps] [inside] [landscape] [training]      # default: all, about 25 minutes
+#     benchmarks/gpu.sh [tests] [attention] [steps] [inside] [curvature] [landscape] [training]   # default: all, half an hour
 #
 # Results go to $OUT, by default benchmarks/results. A part that fails does not keep the others from running.
 set -uo pipefail
@@ -33,6 +33,11 @@ inside() {
         --json "$out/inside-h200.json"
 }
 
+curvature() {
+    python benchmarks/curvature.py --sections hessian --device cuda --batch 16 --rounds 5 --most 300 \
+        --json "$out/curvature-h200.json"
+}
+
 landscape() {
     python benchmarks/landscape.py --device cuda --points 21 --images 512 --batch 256 --rounds 1 \
         --json "$out/landscape-h200.json"
@@ -43,7 +48,7 @@ training() {
         python benchmarks/training.py resident --device cuda --compile --json "$out/training-resident-h200.json"
 }
 
-all=(tests attention steps inside landscape training)
+all=(tests attention steps inside curvature landscape training)
 parts=("${@:-${all[@]}}")
 for name in "${parts[@]}"; do
     [[ " ${all[*]} " == *" $name "* ]] || { echo "there is no part $name; choose from: ${all[*]}" >&2; exit 2; }
