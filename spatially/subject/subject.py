@@ -54,7 +54,7 @@ class Subject:
         self.dtype = dtype
         self._weights_dtype = torch.float32 if dtype in HALF else dtype
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        self.model = model.to(device=device, dtype=self._weights_dtype).eval()
+        self.model = converted(model, device=device, dtype=self._weights_dtype).eval()
         if channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
         # `model` stays the plain module: observers read it, and its state dict keeps its names
@@ -154,7 +154,7 @@ class Subject:
         """The same model, uncompiled, in float32 or float64. It shares its weights unless they have another precision."""
         view = copy.copy(self)
         if dtype != self._weights_dtype:
-            view.model = copy.deepcopy(self.model).to(dtype)
+            view.model = converted(copy.deepcopy(self.model), device=self.device, dtype=dtype)
         view.dtype = view._weights_dtype = dtype
         view._forward = view.model
         view._mean, view._std = view._normalisation()
@@ -197,6 +197,23 @@ class Subject:
     def precision(self) -> AbstractContextManager[Any]:
         """The context in which the model computes: autocast for half precision."""
         return torch.autocast(self.device.type, dtype=self.dtype) if self.dtype in HALF else nullcontext()
+
+
+def converted(model: nn.Module, *, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The model on a device, its numbers in a precision. Complex ones stay complex: `Module.to` would leave half of each.
+
+    >>> model = nn.ParameterList([torch.ones(1) + 2j])
+    >>> converted(model, device=torch.device("cpu"), dtype=torch.float64)[0].dtype
+    torch.complex128
+    """
+
+    def convert(tensor: Tensor) -> Tensor:
+        own = dtype if tensor.is_floating_point() else tensor.dtype
+        return tensor.to(device=device, dtype=dtype.to_complex() if tensor.is_complex() else own)
+
+    if any(tensor.is_complex() for tensor in (*model.parameters(), *model.buffers())):
+        return model._apply(convert)
+    return model.to(device=device, dtype=dtype)
 
 
 def logits_of(output: Any) -> Tensor:

@@ -158,3 +158,22 @@ def test_on_cuda(images):
     view = subject.align(["x", "y", "z", "u"], [0])
     torch.testing.assert_close(view(images).cpu(), expected(Small(), images), atol=3e-2, rtol=3e-2)
     assert subject.fingerprint == subject_of(Small()).fingerprint
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_complex_weights_stay_complex(dtype: str) -> None:
+    class Filter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.filter = nn.Parameter(torch.randn(8, 5, dtype=torch.cfloat))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return torch.fft.irfft2(torch.fft.rfft2(images) * self.filter).flatten(1)
+
+    torch.manual_seed(0)
+    model, images = Filter(), torch.rand(2, 3, 8, 8)
+    expected = model(images).detach()
+    subject = spatially.load(model, name="filter", input_size=8, device="cpu", dtype=dtype)
+    torch.testing.assert_close(subject(images).float(), expected)
+    other = subject.computing_in(torch.float64 if dtype == "float32" else torch.float32)
+    torch.testing.assert_close(other(images).float(), expected)
