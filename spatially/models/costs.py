@@ -59,8 +59,11 @@ class Pass(NamedTuple):
 def count_model(model: nn.Module, size: tuple[int, int]) -> Pass:
     """Count one image of a model that exists, on meta tensors in the place of its weights.
 
-    A model that cannot compute without values, or that keeps tensors where nobody finds them, takes a black image.
+    A model that cannot compute without values, or that keeps tensors where nobody finds them, takes a black image. Of one
+    spread over devices (``DataParallel``) what it spreads is counted.
     """
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        model = model.module
     # Detached: a view of a parameter wants a gradient even under no_grad, and the counter's hooks stumble over it.
     own = {name: tensor.detach() for name, tensor in chain(model.named_parameters(), model.named_buffers())}
     weights = {name: tensor.to("meta") for name, tensor in own.items()}
@@ -72,7 +75,8 @@ def count_model(model: nn.Module, size: tuple[int, int]) -> Pass:
         like = next((tensor for tensor in own.values() if tensor.is_floating_point()), torch.empty(0))
         device = next((tensor.device for tensor in own.values()), like.device)
         image = torch.zeros(1, 3, *size, device=device, dtype=like.dtype)
-        return count_pass(partial(functional_call, model, own), image)
+        scripted = isinstance(model, torch.jit.ScriptModule)  # its weights cannot be exchanged
+        return count_pass(model if scripted else partial(functional_call, model, own), image)
 
 
 def count_pass(model: Callable[[Tensor], Any], images: Tensor) -> Pass:

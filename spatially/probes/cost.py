@@ -151,7 +151,7 @@ class Cost(Probe):
             batch //= 2
 
     def _time(self, subject: Subject, step: str, mode: str, batch: int) -> tuple[float, NDArray[np.float64]]:
-        model = subject.model if step == INFERENCE else copy.deepcopy(subject.model).train().requires_grad_()
+        model = subject.model if step == INFERENCE else _learning(subject.model)
         images = self._images(subject, batch)
         run: Callable[[Tensor], Any] = torch.compile(model) if mode == COMPILED else model
         once = _inference(subject, run, images) if step == INFERENCE else _training(subject, model, run, images)
@@ -207,6 +207,14 @@ def _inference(subject: Subject, run: Callable[[Tensor], Any], images: Tensor) -
     return once
 
 
+def _learning(model: nn.Module) -> nn.Module:
+    """A copy in training mode, all of whose weights learn: tables of whole numbers do not."""
+    learning = copy.deepcopy(model).train()
+    for one in learning.parameters():
+        one.requires_grad_(one.is_floating_point() or one.is_complex())
+    return learning
+
+
 def _training(subject: Subject, model: nn.Module, run: Callable[[Tensor], Any], images: Tensor) -> Callable[[], Any]:
     labels = torch.arange(len(images), device=images.device) % max(subject.answers, 1)
 
@@ -214,6 +222,8 @@ def _training(subject: Subject, model: nn.Module, run: Callable[[Tensor], Any], 
         with torch.enable_grad(), subject.precision():
             output = logits_of(run(images)).float()
             loss = F.cross_entropy(output, labels) if subject.answers else output.square().mean()
+        if not loss.requires_grad:
+            raise UserError(f"{subject.name} is not differentiable; leave training out of cost.steps")
         loss.backward()
         model.zero_grad(set_to_none=True)
 

@@ -1,6 +1,7 @@
 """What is counted is right; what is timed is there. No test asks for a speed."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -214,3 +215,40 @@ def test_on_cuda(dtype: str, bytes_each: int) -> None:
     least = 2 * 128 * 6 * 64 * 64 * bytes_each  # what the convolution and the normalisation put out
     assert result["peak_memory"].sel(step="inference").item() >= least
     assert result["seconds"].attrs["machine"] == torch.cuda.get_device_name()
+
+
+class Indexed(Hand):
+    """With a table of whole numbers, which cannot learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = nn.Parameter(torch.tensor([2, 1, 0]), requires_grad=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images[:, self.order])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Indexed, lambda: nn.DataParallel(Hand()), lambda: torch.jit.trace(Hand().eval(), torch.zeros(2, 3, 16, 16))],
+    ids=["whole numbers", "data parallel", "traced"],
+)
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_models_of_other_kinds(make: Callable[[], nn.Module]) -> None:
+    subject = subject_of(make(), num_classes=5)
+    result = Cost(**QUICK, steps=["inference", "training"]).run(subject, images_of(subject))
+    assert result["macs"] == 16 * 16 * 6 * 27 + 30
+    assert result["activations"] == 16 * 16 * 6 + 5
+    assert (result["throughput"] > 0).all()
+
+
+def test_a_model_that_cannot_learn_has_no_training_step() -> None:
+    class Still(Hand):
+        @torch.no_grad()
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return super().forward(images)
+
+    subject = subject_of(Still())
+    with pytest.raises(UserError, match=r"hand is not differentiable; leave training out of cost\.steps"):
+        Cost(**QUICK, steps=["training"]).run(subject, images_of(subject))
