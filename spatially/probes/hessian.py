@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from spatially.subject import Subject
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-_SYMMETRIC = 0.02  # how much Hᵢⱼ and Hⱼᵢ may differ, relative to the largest eigenvalue, before one must be wrong
+# How much Hᵢⱼ and Hⱼᵢ may differ, relative to the largest eigenvalue, before one must be wrong.
+_SYMMETRIC = {"float32": 0.02, "float64": 1e-6}
 _PASSES = 200  # forward passes' worth of an image: about forty products at five each
 
 
@@ -155,11 +156,11 @@ class Hessian(Probe):
                 )
             except FloatingPointError:
                 raise not_finite(view, pixels, "the Hessian") from None
-        if found.asymmetry > _SYMMETRIC:
+        if found.asymmetry > _SYMMETRIC[self.dtype]:
+            digits = ", or float32 has too few digits (--set hessian.dtype=float64)" if self.dtype == "float32" else ""
             raise UserError(
-                f"the Hessian of {subject.name} is not symmetric (by {found.asymmetry:.1%} of its largest eigenvalue): a "
-                "function in it has a second derivative that is wrong, or float32 has too few digits "
-                "(--set hessian.dtype=float64)"
+                f"the Hessian of {subject.name} is not symmetric (by {found.asymmetry:.2g} of its largest eigenvalue): a "
+                f"function in it has a second derivative that is wrong{digits}"
             )
         norm = sum(float(one.detach().double().square().sum()) for one in chosen)
         return self._outcomes(found, loss=loss, norm=norm, dimension=product.dimension, index=images.index[rows])

@@ -89,7 +89,17 @@ def select_parameters(model: nn.Module, patterns: Sequence[str] = ("*",)) -> dic
         if not any(fnmatchcase(name, pattern) for name in named):
             begin = ", ".join(dict.fromkeys(name.split(".")[0] + ".*" * ("." in name) for name in named))
             raise unknown("parameter", pattern, named, hint=f"(names: {begin})")
-    return {name: one for name, one in named.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    complexes = [name for name, one in model.named_parameters() if one.is_complex() and _matches(name, patterns)]
+    if complexes:
+        raise NotApplicable(
+            f"the model has complex weights ({', '.join(complexes[:3])}), and the Hessian is of real ones; choose others "
+            "(hessian.parameters)"
+        )
+    return {name: one for name, one in named.items() if _matches(name, patterns)}
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from spatially.perturb.augment import check_augmentation
 from spatially.probes.ahead import Outcomes
 from spatially.probes.base import Drawing, Measurer, Probe, Rows, check_answers
 from spatially.probes.weight_losses import Batches
-from spatially.probes.weight_paths import Line
+from spatially.probes.weight_paths import Line, check_line, check_real
 from spatially.probes.weight_points import Measuring, check_range, check_weight_decay, even, with_intervals
 from spatially.subject.checkpoint import load_checkpoint
 
@@ -93,7 +93,8 @@ class Interpolation(Probe):
         check_answers(subject)
         if self.towards is None:
             raise NotApplicable("there is no second checkpoint; name it: --set interpolation.towards=FILE")
-        self._other(subject)
+        check_real(subject.model)
+        check_line(subject.model, self._other(subject))
 
     def facts(self, subject: Subject, images: Images) -> dict[str, Any]:
         return {"towards_fingerprint": blake2b(self._file(subject).read_bytes(), digest_size=16).hexdigest()}

@@ -29,7 +29,7 @@ from spatially.perturb.augment import check_augmentation
 from spatially.probes.ahead import Outcomes
 from spatially.probes.base import Drawing, Measurer, Probe, Rows, check_answers
 from spatially.probes.weight_losses import Batches
-from spatially.probes.weight_paths import STYLES, Plane, moved_parameters
+from spatially.probes.weight_paths import STYLES, Plane, check_real, moved_parameters
 from spatially.probes.weight_points import Measuring, check_range, check_weight_decay, even, with_intervals
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ class Landscape(Probe):
 
     def check(self, subject: Subject, images: Images) -> None:
         check_answers(subject)
+        check_real(subject.model)
         if not moved_parameters(subject.model):
             raise NotApplicable(f"{subject.name} has no weights of two dimensions or more beside positions")
 

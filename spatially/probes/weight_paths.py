@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from spatially import randomness
-from spatially.errors import NotApplicable
+from spatially.errors import NotApplicable, UserError
 from spatially.observe.position_parameters import position_parameters
 
 STYLES = ("filter", "authors")
@@ -102,6 +102,7 @@ class Line:
 
     @torch.no_grad()
     def __init__(self, model: nn.Module, other: nn.Module) -> None:
+        check_line(model, other)
         ends = [_parameters_and_statistics(one) for one in (model, other)]
         (own, statistics), (others, other_statistics) = ends
         place = Layout(own)
@@ -131,8 +132,15 @@ def moved_parameters(model: nn.Module) -> list[str]:
     return [
         name
         for name, parameter in model.named_parameters()
-        if parameter.ndim >= 2 and parameter.is_floating_point() and name not in positions
+        if parameter.ndim >= 2 and parameter.is_floating_point() and parameter.numel() and name not in positions
     ]
+
+
+def check_real(model: nn.Module) -> None:
+    """A plane and a line are of real weights."""
+    names = [name for name, parameter in model.named_parameters() if parameter.is_complex()]
+    if names:
+        raise NotApplicable(f"the model has complex weights ({', '.join(names[:3])}), and only real ones are moved")
 
 
 def under_all_names(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -170,6 +178,18 @@ def inner_products(vectors: list[dict[str, Tensor]], rest: Sequence[Tensor]) -> 
         alone[0, 0] = parameter.double().square().sum().cpu()
         products.append(alone)
     return torch.stack(products)
+
+
+def check_line(model: nn.Module, other: nn.Module) -> None:
+    """Tables of whole numbers, such as permutations, have nothing between; counts of batches have no say in evaluation."""
+    ends = model.state_dict(), other.state_dict()
+    for name, own in ends[0].items():
+        whole = isinstance(own, Tensor) and not (own.is_floating_point() or own.is_complex())
+        if whole and not name.endswith("num_batches_tracked") and not torch.equal(own, ends[1][name].to(own.device)):
+            raise UserError(
+                f"towards: the other checkpoint has other whole numbers in {name}, and there is no line between those; "
+                "give one whose own are the same"
+            )
 
 
 def _parameters_and_statistics(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

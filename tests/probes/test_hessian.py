@@ -331,6 +331,26 @@ class Scaled(nn.Module):
         return self.head(Wrong.apply(self.body(pixels), self.scale(pixels)))
 
 
+class AlmostRight(Scaled):
+    """The wrong part is a ten-thousandth of the whole."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        pixels = images.flatten(1)
+        return self.head(self.body(pixels) + 1e-4 * Wrong.apply(self.body(pixels), self.scale(pixels)))
+
+
+class Spectral(nn.Module):
+    """A filter of complex numbers over the frequencies of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.randn(8, 5, dtype=torch.cfloat))
+        self.head = nn.Linear(192, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(torch.fft.irfft2(torch.fft.rfft2(images) * self.filter).flatten(1))
+
+
 class Through(nn.Module):
     def __init__(self, function) -> None:  # type: ignore[no-untyped-def]
         super().__init__()
@@ -355,6 +375,11 @@ def test_models_without_a_hessian() -> None:
         run(Through(Once.apply))
     with pytest.raises(UserError, match="not symmetric"):
         run(Scaled())
+    with pytest.raises(UserError, match=r"not symmetric .* is wrong$"):  # float64 has digits enough to tell
+        run(AlmostRight(), dtype="float64")
+    with pytest.raises(NotApplicable, match=r"complex weights \(filter\)"):
+        run(Spectral())
+    run(Spectral(), parameters=["head.*"])
     with pytest.raises(NotApplicable, match="no parameters"):
         run(Still())
     with pytest.raises(NotApplicable, match="no gradient of its loss"):

@@ -9,8 +9,8 @@ from torch import nn
 from torch.func import functional_call
 
 from spatially import randomness
-from spatially.errors import NotApplicable
-from spatially.probes.weight_paths import Line, Plane, direction, moved_parameters
+from spatially.errors import NotApplicable, UserError
+from spatially.probes.weight_paths import Line, Plane, check_real, direction, moved_parameters
 
 
 def network() -> nn.Module:
@@ -201,3 +201,32 @@ def test_weights_that_layers_share_move_together() -> None:
     for path, expected in ((plane, moved), (line, between)):
         found = functional_call(model, path.weights, (inputs,), tie_weights=False)
         assert torch.allclose(found, expected(inputs), rtol=1e-12)
+
+
+def test_a_parameter_of_no_elements_moves_nothing() -> None:
+    model = network()
+    model.register_parameter("empty", nn.Parameter(torch.zeros(0, 4).double()))
+    assert moved_parameters(model) == ["0.weight", "5.weight"]
+    Plane(model, seed=0).move(0.5, 0.5)
+    line = Line(model, copy.deepcopy(model))
+    line.move(0.5)
+    assert line.weights["empty"].shape == (0, 4)
+
+
+def test_whole_numbers_have_no_line_between_them() -> None:
+    ends = [network(), network()]
+    for end, order in zip(ends, ([0, 1, 2], [2, 1, 0]), strict=True):
+        end.register_buffer("order", torch.tensor(order))
+        end[1].num_batches_tracked += order[0]
+    with pytest.raises(UserError, match="other whole numbers in order"):
+        Line(*ends)
+    ends[1].order.copy_(ends[0].order)
+    assert "order" not in Line(*ends).weights
+
+
+def test_complex_weights_are_refused() -> None:
+    model = network()
+    check_real(model)
+    model.register_parameter("filter", nn.Parameter(torch.ones(3, 3, dtype=torch.cdouble)))
+    with pytest.raises(NotApplicable, match=r"complex weights \(filter\)"):
+        check_real(model)
