@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import timm
 import torch
+import xarray as xr
 from rich.console import Console
+from scipy import stats
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -19,6 +21,7 @@ from spatially.errors import NotApplicable, UserError
 from spatially.perturb.augment import training_batch
 from spatially.probes import Hessian, hessian_figures
 from spatially.probes.hessian_vector import HessianVector, twice_differentiable
+from spatially.probes.intervals import wilson
 from spatially.probes.lanczos import lanczos
 from spatially.study import Study, run_study
 
@@ -149,6 +152,7 @@ def test_small_networks_against_the_dense_hessian(make: Callable[[], nn.Module])
         quick = Hessian(which=which, **options).run(subject, images)
         assert quick.converged.all()
         assert (quick.products < result.products).all()
+        assert (quick.residual > 0).any()
         distance = np.abs(quick.eigenvalue.values[0][:, None] - values).min(axis=1)
         assert (distance <= quick.residual.values[0] + 1e-5 * size).all()
         np.testing.assert_allclose(quick.eigenvalue.values[0], truth, atol=1e-3 * size)
@@ -193,12 +197,29 @@ def test_mixed_targets(augmentation: str) -> None:
     np.testing.assert_allclose(probe.run(subject, images).eigenvalue.values[0], truth, rtol=1e-7)
 
 
-def test_one_image_a_batch() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(
+class Transposing(nn.Module):
+    """Patches as tokens and back: the gradient of a single image comes to the batch norm transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.mix = nn.Conv2d(3, 4, 4, stride=4), nn.Linear(4, 4)
+        self.norm, self.head = nn.BatchNorm2d(4), nn.Linear(4, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.mix(self.stem(images).flatten(2).transpose(1, 2)).tanh()
+        return self.head(self.norm(tokens.transpose(1, 2).unflatten(2, (2, 2))).mean((2, 3)))
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(
         nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, CLASSES)
     )
-    subject = subject_of(model)
+
+
+@pytest.mark.parametrize("make", [normalised, Transposing])
+def test_one_image_a_batch(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    subject = subject_of(make())
     images = images_for(subject, 4)
     probe = Hessian(batch_size=1, share=1.0, dtype="float64", tolerance=1e-9, weight_decay=0)
     result = probe.run(subject, images)
@@ -294,6 +315,55 @@ def test_interrupted_it_goes_on_with_the_same_bytes(tmp_path: Path, monkeypatch:
     assert len(calls) == 4
     file = Path("results") / "resnet10t.hessian.nc"
     assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+def handed(monkeypatch: pytest.MonkeyPatch, **options: object) -> dict[str, object]:
+    """What the search for eigenvalues is given."""
+    seen: dict[str, object] = {}
+
+    def watched(*arguments: object, **given: object) -> object:
+        seen.update(given)
+        return lanczos(*arguments, **given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("spatially.probes.hessian.lanczos", watched)
+    subject = subject_of(regression(4), side=4)
+    Hessian(batch_size=4, share=0.2, **options).run(subject, images_for(subject))  # type: ignore[arg-type]
+    return seen
+
+
+def test_options_reach_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"count": 2, "which": "both ends", "tolerance": 0.01, "products": 30, "confirm": True}
+    seen = handed(monkeypatch, basis=12, weight_decay=0.3, **options)
+    assert seen == options | {"room": 12, "shift": 0.3}
+
+
+def test_the_seed_draws_mini_batches_and_their_augmentation() -> None:
+    subject = subject_of(regression())
+    images = images_for(subject)
+    first, other = (Hessian(seed=seed, batch_size=24, share=1.0, dtype="float64") for seed in (0, 5))
+    assert first.chunks(images, batch=1)[0].tolist() != other.chunks(images, batch=1)[0].tolist()
+    (rows,) = other.chunks(images, batch=1)
+    pixels, labels, index = images.batch(rows)
+    shown, targets = training_batch(pixels, labels, augmentation="crop-flip", index=index, classes=CLASSES, seed=5)
+    expected = cross_entropy(subject.computing_in(torch.float64)(shown), targets)
+    assert float(other.run(subject, images).nll[0]) == pytest.approx(float(expected.detach()), rel=1e-12)
+
+
+def test_numbers_of_a_spectrum_by_hand() -> None:
+    eigenvalues = np.array([[-9.0, 4.0, -0.05], [2.0, -0.05, -3.0], [5.0, 1.0, 0.2], [1.0, 0.5, 0.3]])
+    outcomes = xr.Dataset(
+        {"eigenvalue": (("batch", "rank"), eigenvalues), "converged": (("batch", "rank"), eigenvalues > 0)}
+    ).assign(weight_decay=0.1)
+    found = Hessian().summarise(outcomes, chance=1 / 3)
+    assert float(found.negative_share) == 4 / 12
+    outcomes["weight_decay"] = 0.25  # without it the 0.2 is negative as well
+    assert float(Hessian().summarise(outcomes, chance=1 / 3).negative_share_without_l2) == 5 / 12
+    # four mini-batches, not twelve eigenvalues
+    assert (float(found.negative_share_low), float(found.negative_share_high)) == pytest.approx(wilson(4 / 3, 4))
+    assert float(found.largest) == np.mean([4, 2, 5, 1])
+    half = stats.t.ppf(0.975, 3) * np.std([4, 2, 5, 1], ddof=1) / 2
+    assert float(found.largest_high) == pytest.approx(3 + half)
+    assert float(found.largest_low) == pytest.approx(3 - half)
 
 
 class Once(torch.autograd.Function):

@@ -79,6 +79,7 @@ def test_ends_and_middle(subject: spatially.Subject, images: Images, other: tupl
     inside = found.loss.sel(t=slice(0, 1))
     chord = [float((1 - t) * inside[0] + t * inside[-1]) for t in inside.t]
     assert float(found.barrier) == pytest.approx(float((inside - chord).max()), abs=1e-12)
+    assert float(found.barrier_t) == float(inside.t[int(np.argmax(inside.values - chord))])
     assert "towards_fingerprint" in found.attrs
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -170,6 +171,41 @@ def test_circles_by_hand() -> None:
     assert float(found.rise.sel(radius=0)) == 0
 
 
+def test_half_radius_and_accuracy_of_circles_by_hand() -> None:
+    """Accuracy 1 − 0.2·|a|, the same for every b: on circles it falls by 0.2·r·(mean of |cos|)."""
+    a = np.linspace(-2, 2, 5)
+    slope = np.repeat(1 - 0.2 * np.abs(a)[:, None], 5, axis=1)
+    flat = (("a", "b"), np.zeros((5, 5)))
+    outcomes = xr.Dataset(
+        {"nll": flat, "l2": flat, "nll_deviation": flat, "accuracy": (("a", "b"), slope)}, coords={"a": a, "b": a}
+    ).assign(measured=(("a", "b"), np.full((5, 5), 10)))
+    for name in ("nll", "l2", "nll_deviation", "accuracy", "measured"):
+        outcomes[f"origin_{name}"] = outcomes[name].sel(a=0, b=0).drop_vars(("a", "b"))
+    found = Landscape(points=5, extent=(-2, 2)).summarise(outcomes, chance=0.6)
+    mean = float(np.abs(np.cos(np.arange(72) * np.pi / 36)).mean())
+    np.testing.assert_allclose(found.ring_accuracy, 1 - 0.2 * mean * np.arange(3), rtol=1e-12)
+    assert float(found.half_radius) == pytest.approx(0.2 / (0.2 * mean))  # half-way from 1 down to 0.6, not to 0
+    assert np.isnan(Landscape(points=5).summarise(outcomes, chance=0.1).half_radius)
+
+
+@pytest.mark.parametrize("style", ["filter", "authors"])
+def test_the_seed_draws_directions_and_augmentation(style: str) -> None:
+    subject = load()
+    images = pictures(subject)
+    found = Landscape(points=2, seed=4, style=style).run(subject, images, batch=8)
+    pixels, labels, index = images.batch(np.arange(len(images)))
+    inputs, targets = training_batch(pixels, labels, index=index, classes=4, seed=4)
+    each = cross_entropy(subject(inputs).detach(), targets, reduction="none")
+    assert float(found.origin_nll) == pytest.approx(float(each.mean()), rel=1e-12)
+    assert float(found.origin_nll_deviation) == pytest.approx(float(each.std()), rel=1e-9)
+    plane, moved = Plane(subject.model, seed=4, style=style), copy.deepcopy(subject.model)
+    with torch.no_grad():
+        for name in plane.weights:
+            moved.get_parameter(name).sub_(plane.directions[0][name] + plane.directions[1][name])
+        nll = cross_entropy(moved(subject.normalise(inputs)), targets)
+    assert float(found.nll.sel(a=-1, b=-1)) == pytest.approx(float(nll), rel=1e-12)
+
+
 def test_mixed_images_have_mixed_targets() -> None:
     subject = load()
     images = pictures(subject, 8)
@@ -180,6 +216,8 @@ def test_mixed_images_have_mixed_targets() -> None:
     with torch.no_grad():
         logits = subject(inputs)
     assert float(found.origin_nll) == pytest.approx(float(cross_entropy(logits, targets.double())), rel=1e-12)
+    right = logits.argmax(dim=1) == targets.argmax(dim=1)  # the class with the larger share
+    assert float(found.origin_accuracy) == float(right.double().mean())
 
 
 def test_images_are_augmented_once_and_again_only_for_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
