@@ -108,6 +108,27 @@ def test_an_image_alone_moves_as_it_does_among_others() -> None:
     assert torch.equal(together, alone)
 
 
+class Tokens(nn.Module):
+    """A batch norm whose output is read patch by patch, so that its gradient comes transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.head = nn.Conv2d(3, 4, 4, stride=4), nn.BatchNorm2d(4), nn.Linear(4, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.norm(self.stem(images)).flatten(2).transpose(1, 2)
+        return self.head(tokens.reshape(len(images), -1)[:, :4].square())
+
+
+def test_an_image_alone_moves_as_it_does_among_others_behind_a_transposition() -> None:
+    torch.manual_seed(0)
+    model = Tokens().eval().double()
+    images, labels = torch.rand(5, 3, 16, 8).double(), torch.tensor([0, 1, 2, 0, 1])
+    together = direction(model, images, labels)
+    alone = torch.cat([direction(model, images[i : i + 1], labels[i : i + 1]) for i in range(5)])
+    assert torch.equal(together, alone)
+
+
 def test_a_sure_model_still_has_a_gradient() -> None:
     """p = 1 in float32: the gradient there would be 0, and the attack none."""
     model = Linear(torch.ones(PIXELS), offset=20.0)

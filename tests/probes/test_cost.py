@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from rich.console import Console
 from torch import nn
 
@@ -75,6 +76,19 @@ def test_rounds_are_divided_by_their_calls() -> None:
     assert len(seconds) == 4
     assert (seconds > 0).all()
     assert len(calls) > 2 + 4
+
+
+def test_warm_up_then_rounds_of_a_tenth_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def clock(code: object, device: torch.device, *, calls: int) -> float:
+        made.append(calls)
+        return (0.04 if len(made) > 1 else 3.0) * calls  # the first pass is the slowest
+
+    monkeypatch.setattr("spatially.probes.cost._seconds", clock)
+    seconds = timed(lambda: None, torch.device("cpu"), rounds=4, warm_up=2)
+    assert made == [1, 1, 3, 3, 3, 3]
+    np.testing.assert_allclose(seconds, 0.04)
 
 
 def test_batch_is_what_is_run() -> None:
@@ -252,3 +266,65 @@ def test_a_model_that_cannot_learn_has_no_training_step() -> None:
     subject = subject_of(Still())
     with pytest.raises(UserError, match=r"hand is not differentiable; leave training out of cost\.steps"):
         Cost(**QUICK, steps=["training"]).run(subject, images_of(subject))
+
+
+def test_quartiles_over_rounds_by_hand() -> None:
+    seconds = (("step", "mode", "round"), np.array([[[1.0, 2.0, 3.0, 4.0, 9.0]]]))
+    outcomes = xr.Dataset({"seconds": seconds}, coords={"batch_size": (("step", "mode"), [[6]])})
+    result = Cost().summarise(outcomes, chance=0.5)
+    found = [float(result[f"throughput{end}"].item()) for end in ("_low", "", "_high")]
+    assert found == [6 / 4, 6 / 3, 6 / 2]
+
+
+def test_a_training_step_goes_forward_in_training_mode_and_back() -> None:
+    modes: list[bool] = []
+    back: list[int] = []
+
+    class Recorder(Hand):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            output = super().forward(images)
+            if output.requires_grad:
+                modes.append(self.training)
+                output.register_hook(lambda gradient: back.append(len(gradient)))
+            return output
+
+    subject = subject_of(Recorder())
+    Cost(**QUICK, steps=["training"]).run(subject, images_of(subject))
+    assert len(modes) > 4
+    assert all(modes)
+    assert back == [4] * len(modes)
+
+
+class Attentive(nn.Module):
+    """Tokens of 4×4 pixels, one attention of two heads, a head; with a look at the values it cannot run without any."""
+
+    num_classes = 5
+
+    def __init__(self, *, looks: bool) -> None:
+        super().__init__()
+        self.stem, self.head, self.looks = nn.Conv2d(3, 8, 4, stride=4), nn.Linear(8, 5), looks
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        tokens = self.stem(images).flatten(2).unflatten(1, (2, 4)).transpose(2, 3).contiguous()
+        if self.looks and float(tokens.detach().sum()) == torch.inf:
+            raise ValueError
+        mixed = nn.functional.scaled_dot_product_attention(tokens, tokens, tokens)
+        return self.head(mixed.transpose(2, 3).flatten(1, 2).mean(2))
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_attention_counts_as_two_products(looks: bool) -> None:
+    subject = subject_of(Attentive(looks=looks))
+    result = Cost(**QUICK).run(subject, images_of(subject))
+    assert result["macs"] == 16 * 8 * 48 + 2 * (2 * 16 * 16 * 4) + 40
+    assert result["activations"] == 16 * 8 + 2 * 16 * 16 + 2 * 16 * 4 + 5
+
+
+def test_memory_that_was_given_back_does_not_count() -> None:
+    """Ten layers in a row hold two maps at a time, and ten of them while gradients will be wanted."""
+    layers = [nn.Conv2d(3, 3, 1, bias=False) for _ in range(10)]
+    subject = subject_of(nn.Sequential(*layers, nn.AvgPool2d(16), nn.Flatten()))
+    result = Cost(**QUICK, steps=["inference", "training"]).run(subject, images_of(subject))
+    inference, training = result["peak_memory"].squeeze("mode").values / (4 * 3 * 256 * 4)
+    assert inference == pytest.approx(2, rel=0.01)
+    assert 10 < training < 13.5

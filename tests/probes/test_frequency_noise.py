@@ -119,13 +119,21 @@ def test_authors_noise_is_added_after_normalisation() -> None:
     subject = subject_of(Recorder(), mean=[0.5, 0.4, 0.3], std=[0.1, 0.2, 0.4])
     images = images_of(subject, 6)
     seen.clear()
-    FrequencyNoise(frequencies=[0.4], style="authors", size=0.7).run(subject, images)
+    FrequencyNoise(frequencies=[0.4], style="authors", size=0.7, seed=3).run(subject, images)
     clean, noisy = seen[-2:]
-    rows = images.order(0)
-    expected = draw_noise((3, SIDE, SIDE), index=torch.from_numpy(images.index[rows]), style="authors").at(
-        0.4, size=0.7
-    )
+    index = torch.from_numpy(images.index[images.order(3)])
+    expected = draw_noise((3, SIDE, SIDE), index=index, style="authors", seed=3).at(0.4, size=0.7)
     torch.testing.assert_close(noisy - clean, expected, rtol=0, atol=1e-5)
+
+
+def test_answers_of_nan_are_an_error() -> None:
+    class Broken(Blind):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return super().forward(images) * torch.nan
+
+    subject = subject_of(Broken())
+    with pytest.raises(UserError, match=r"Broken answers with NaN to .* images of a chunk; look at its weights"):
+        FrequencyNoise().run(subject, images_of(subject))
 
 
 def test_bad_options() -> None:

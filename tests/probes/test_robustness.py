@@ -15,6 +15,7 @@ import spatially
 from spatially.data.backgrounds import NINE
 from spatially.errors import NotApplicable, UserError
 from spatially.perturb import fgsm, occlude
+from spatially.perturb.fgsm import direction
 from spatially.perturb.pixels import as_float
 from spatially.probes import Robustness
 from spatially.probes.robustness import fgsm_name
@@ -60,7 +61,17 @@ def test_against_a_plain_loop(memory_images: spatially.data.Images) -> None:
     assert result.test_chance.values.tolist() == [0.25] * 4
 
 
-def test_in_half_precision_the_gradient_is_not(memory_images: spatially.data.Images) -> None:
+def test_in_half_precision_the_gradient_is_not(
+    memory_images: spatially.data.Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attacked: list[torch.dtype] = []
+
+    def watched(model: spatially.Subject, *arguments: torch.Tensor) -> torch.Tensor:
+        attacked.append(model.dtype)
+        return direction(model, *arguments)
+
+    monkeypatch.setattr("spatially.probes.robustness.direction", watched)
+
     def load(dtype: str) -> spatially.Subject:
         torch.manual_seed(0)
         layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GELU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 4))
@@ -72,6 +83,7 @@ def test_in_half_precision_the_gradient_is_not(memory_images: spatially.data.Ima
     right = (half(moved).argmax(1) == label).numpy()
     result = Robustness(epsilons=["4/255"]).run(half, memory_images, batch=50)
     assert np.array_equal(result.correct.sel(shown="fgsm 4/255"), right)
+    assert set(attacked) == {torch.float32}
 
 
 def test_occlusion_blinds_who_looks_there() -> None:
