@@ -44,9 +44,25 @@ def title(figure: Figure, text: str) -> None:
     figure.suptitle(text, x=0.012, ha="left", color=INK)
 
 
-def draw_curve(axes: Axes, curve: Curve, *, name: str, look: Series) -> None:
+def in_lines(name: str, inches: float) -> str:
+    """A model's name in as many lines as a panel of this width needs for it, broken at its own marks where it has any.
+
+    >>> in_lines("vit_small_patch16_224.augreg_in21k", 1.5).splitlines()
+    ['vit_small_patch16_224.', 'augreg_in21k']
+    """
+    most = max(int(inches / 0.062), 8)  # characters of 8.5 points
+    lines = []
+    while len(name) > most:
+        end = 1 + max(name.rfind(mark, most // 2, most) for mark in "._-/ ") or most
+        lines.append(name[:end])
+        name = name[end:]
+    return "\n".join([*lines, name])
+
+
+def draw_curve(axes: Axes, curve: Curve, *, name: str, look: Series, band: bool = True) -> None:
     """A line with its interval as a band. Points without a value are left out, and the line breaks there."""
-    axes.fill_between(curve.x, curve.low, curve.high, color=look.colour, alpha=0.16, linewidth=0, label=name)
+    if band:
+        axes.fill_between(curve.x, curve.low, curve.high, color=look.colour, alpha=0.16, linewidth=0, label=name)
     axes.plot(
         curve.x,
         curve.y,

@@ -17,6 +17,7 @@ from spatially.drawing.values import Estimate, Results, estimate, listing, perce
 from spatially.errors import UserError
 
 BAND = "95 % interval"
+_BANDED = 6  # models whose bands can be told apart
 SHOWN = 5  # example images at most
 CORNER = 48  # pixels of the noise, enlarged: a page has no room for those of a whole image
 
@@ -31,8 +32,8 @@ def figures(results: Results) -> dict[str, Figure]:
         drops, accuracies = axes[0]
         draw_level(drops, 0.0, name="_no loss", pattern="-", colour=FAINT)
         for name, dataset in results.items():
-            draw_curve(drops, _curve(dataset, "drop"), name=name, look=looks[name])
-            draw_curve(accuracies, _curve(dataset, "accuracy"), name=name, look=looks[name])
+            for panel, what in ((drops, "drop"), (accuracies, "accuracy")):
+                draw_curve(panel, _curve(dataset, what), name=name, look=looks[name], band=_banded(results))
             clean = float(dataset["clean_accuracy"])
             draw_level(
                 accuracies, clean, name=f"_{name} on clean images", pattern=(0, (1, 2)), colour=looks[name].colour
@@ -44,7 +45,7 @@ def figures(results: Results) -> dict[str, Figure]:
         accuracies.set_ylim(0, None)
         for panel in (drops, accuracies):
             _axis(panel, results)
-        legend(figure, looks, band=BAND)
+        legend(figure, looks, band=BAND if _banded(results) else "")
     return {"drop": figure}
 
 
@@ -92,7 +93,8 @@ def captions(results: Results) -> dict[str, str]:
     """What the figures and the table show, and where the paper has it."""
     return {
         "drop": f"Accuracy lost (left) and left over (right) when random noise of one frequency is added to the images:"
-        f" {_noise(results)}. Bands are 95 % intervals over images. Corresponds to figure 5 of Park and Kim.",
+        f" {_noise(results)}. {'Bands are' if _banded(results) else 'The table has the'} 95 % intervals over images."
+        " Corresponds to figure 5 of Park and Kim.",
         "images": f"One image with noise of rising frequency, and on grey the noise alone in a corner of {CORNER}×{CORNER}"
         " pixels. What leaves the range of colours is"
         " cut for display only.",
@@ -118,6 +120,10 @@ def _describe(model: str, dataset: xr.Dataset) -> str:
         f" {frequency[0]:g}π, {100 * drop[-1]:.1f} at {frequency[-1]:g}π, most ({100 * drop[worst]:.1f}) at"
         f" {frequency[worst]:g}π"
     )
+
+
+def _banded(results: Results) -> bool:
+    return len(results) <= _BANDED
 
 
 def _options(dataset: xr.Dataset) -> dict[str, Any]:

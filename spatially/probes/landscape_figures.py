@@ -1,7 +1,7 @@
 """Drawings and tables of loss landscapes: contours, surfaces (figure 1 of Park), and how loss and accuracy go with distance."""
 
 from collections.abc import Callable
-from math import ceil, isfinite
+from math import ceil, isfinite, log10
 
 import numpy as np
 import pandas
@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from spatially.drawing.panels import WIDTH, columns_for, grid, legend, legend_height, title
+from spatially.drawing.panels import WIDTH, columns_for, grid, in_lines, legend, legend_height, title
 from spatially.drawing.style import INK, MUTED, Series, figure_style, series
 from spatially.drawing.terrain import common_height, draw_contours, draw_surface, shared_levels
 from spatially.drawing.values import Results, attribute, listing, number, percent
@@ -107,18 +107,25 @@ def _maps(
     labels = {float(level): word(float(level)).replace("-", "−") for level in levels}
     with figure_style():
         side = (WIDTH - 1.0) / max(columns, 2)
-        figure, axes = grid(rows, columns, width=side * columns + 1.0, height=side * rows + 0.55)
+        names, above = _names(results, side - 0.35)
+        figure, axes = grid(rows, columns, width=side * columns + 1.0, height=(side + above) * rows + 0.55)
         title(figure, heading)
         for panel, (model, dataset) in zip(axes.flat, results.items(), strict=False):
             a, b = dataset["a"].values, dataset["b"].values
             filled = draw_contours(panel, a, b, values(dataset), levels=levels, labels=labels)
-            panel.set_title(model)
+            panel.set_title(names[model])
         _label_outside(axes, len(results))
         bar = figure.colorbar(filled, ax=axes, shrink=0.8, aspect=24, pad=0.02)
         bar.outline.set_visible(False)
         bar.set_label(label, color=MUTED)
         bar.set_ticks(list(labels), labels=list(labels.values()))
     return figure
+
+
+def _names(results: Results, inches: float) -> tuple[dict[str, str], float]:
+    """The models' names as titles, and how much room they take beyond one line."""
+    names = {model: in_lines(model, inches) for model in results}
+    return names, 0.14 * max(name.count("\n") for name in names.values())
 
 
 def _label_outside(axes: np.ndarray, count: int) -> None:
@@ -143,12 +150,13 @@ def _surfaces(results: Results) -> Figure:
     height, _ = common_height([rise(dataset) for dataset in results.values()])
     with figure_style():
         side = WIDTH / max(columns, 2)
-        figure = Figure(figsize=(side * columns, 0.95 * side * rows + 0.35))
+        names, above = _names(results, side - 0.35)
+        figure = Figure(figsize=(side * columns, (0.95 * side + above) * rows + 0.35))
         title(figure, "Loss landscapes")
         for place, (model, dataset) in enumerate(results.items(), start=1):
             axes = figure.add_subplot(rows, columns, place, projection="3d")
             draw_surface(axes, dataset["a"].values, dataset["b"].values, rise(dataset), height=height)
-            axes.set_title(model)
+            axes.set_title(names[model])
     return figure
 
 
@@ -163,7 +171,8 @@ def _profiles(results: Results) -> Figure:
             _draw_profile(rises, accuracies, dataset, model=model, look=looks[model])
         tops = [float(np.nanmax(dataset["rise"].values)) for dataset in results.values()]
         if min(tops) > 0 and max(tops) > 20 * min(tops):
-            rises.set_yscale("symlog", linthresh=min(tops) / 2)
+            # A power of ten: numbers on both sides of 0 then stand apart from it.
+            rises.set_yscale("symlog", linthresh=10.0 ** ceil(log10(min(tops) / 2)))
             rises.yaxis.set_major_formatter("{x:g}")
         accuracies.set_ylim(0, 1)
         accuracies.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0, symbol=""))

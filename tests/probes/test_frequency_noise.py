@@ -187,3 +187,14 @@ def test_images_on_the_page_carry_the_very_noise() -> None:
     expected = (torch.from_numpy(images.pixels[0]) / 255 + noise).clamp(0, 1).permute(1, 2, 0)
     panel = next(axes for axes in figure.axes if axes.get_title(loc="center") == "0.5π")
     np.testing.assert_allclose(panel.images[0].get_array(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("models", "banded"), [(6, True), (7, False)])
+def test_bands_are_left_to_the_table_where_many_would_hide_each_other(models: int, banded: bool) -> None:
+    subject = subject_of(Blind())
+    result = FrequencyNoise(frequencies=[0.2, 1.0]).run(subject, images_of(subject))
+    drawing, results = FrequencyNoise.drawing(), {f"model {number}": result for number in range(models)}
+    figure = drawing.figures(results)["drop"]
+    assert [bool(panel.collections) for panel in figure.axes] == [banded, banded]
+    assert ("Bands are 95 %" in drawing.captions(results)["drop"]) == banded
+    assert ("95 % interval" in [text.get_text() for text in figure.legends[0].get_texts()]) == banded

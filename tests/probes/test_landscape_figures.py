@@ -1,9 +1,12 @@
 """Figures and tables of landscapes from made-up numbers: what they say must be what is in them."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import xarray as xr
 
+from spatially.drawing.style import figure_style
 from spatially.drawing.terrain import common_height, shared_levels
 from spatially.probes import Landscape, landscape_figures
 
@@ -85,3 +88,29 @@ def test_levels_below_zero_and_without_numbers() -> None:
     assert (np.diff(shared_levels([np.full(4, np.nan)])) > 0).all()
     assert common_height([np.full(4, np.nan)]) == (1.0, False)
     assert common_height([np.array([-1.0, -0.5])]) == (1.0, False)
+
+
+def test_long_names_do_not_run_into_each_other() -> None:
+    names = [f"vit_small_patch16_224.augreg_in21k_ft_in1k_{number}" for number in range(3)]
+    for figure in landscape_figures.figures({name: bowl(1.0, points=5) for name in names}).values():
+        with figure_style():
+            figure.draw_without_rendering()
+            titles = [title for axes in figure.axes for title in (axes._left_title, axes.title)]  # type: ignore[attr-defined]
+            boxes = [title.get_window_extent() for title in titles if title.get_text()]
+        for one, other in pairwise(boxes):
+            assert not one.overlaps(other)
+
+
+def test_numbers_of_a_scale_that_shows_both_sides_of_zero_stand_apart() -> None:
+    flat = bowl(0.013)
+    flat["rise_least"] = -20 * flat["rise_least"]
+    figure = landscape_figures.figures({"flat": flat, "steep": bowl(5.0)})["profiles"]
+    rises = figure.axes[0]
+    assert rises.get_yscale() == "symlog"
+    with figure_style():
+        figure.draw_without_rendering()
+        boxes = sorted(
+            (label.get_window_extent() for label in rises.get_yticklabels() if label.get_text()), key=lambda box: box.y0
+        )
+    for below, above in pairwise(boxes):
+        assert below.y1 <= above.y0
