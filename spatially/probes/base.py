@@ -199,6 +199,15 @@ def as_python(value: Any) -> Any:
     return type(value)(map(as_python, value)) if type(value) in (list, tuple) else value
 
 
+def short_path(path: str | Path) -> str:
+    """The last two names of a path: results do not carry the layout of a disk.
+
+    >>> short_path("/home/someone/data/imagenet-a")
+    'data/imagenet-a'
+    """
+    return "/".join(Path(path).resolve().parts[-2:])
+
+
 def check_switch(name: str, value: bool) -> None:
     """True or false: a word such as "never" would count as true."""
     if not isinstance(value, bool):

@@ -26,7 +26,7 @@ from torch import nn
 from spatially.errors import NotApplicable, UserError
 from spatially.perturb.augment import check_augmentation
 from spatially.probes.ahead import Outcomes
-from spatially.probes.base import Drawing, Measurer, Probe, Rows, check_answers
+from spatially.probes.base import Drawing, Measurer, Probe, Rows, check_answers, short_path
 from spatially.probes.weight_losses import Batches
 from spatially.probes.weight_paths import Line, check_line, check_real
 from spatially.probes.weight_points import Measuring, check_range, check_weight_decay, even, with_intervals
@@ -98,6 +98,10 @@ class Interpolation(Probe):
 
     def facts(self, subject: Subject, images: Images) -> dict[str, Any]:
         return {"towards_fingerprint": blake2b(self._file(subject).read_bytes(), digest_size=16).hexdigest()}
+
+    def options(self) -> dict[str, Any]:
+        """The options by name; of the file the last two names: its content has a fingerprint among the facts."""
+        return super().options() | ({} if self.towards is None else {"towards": short_path(self.towards)})
 
     def measurer(self, subject: Subject, images: Images, *, batch: int) -> Measurer:
         return Measuring(

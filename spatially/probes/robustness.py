@@ -27,7 +27,7 @@ from spatially.errors import UserError
 from spatially.perturb.fgsm import check_epsilon, direction, step
 from spatially.perturb.occlusion import CENTRE, Place, Size, check_place, check_size, occlude, rectangle
 from spatially.perturb.pixels import as_float
-from spatially.probes.base import Drawing, Probe, Rows, check_answers, cut, image_coordinates, several
+from spatially.probes.base import Drawing, Probe, Rows, check_answers, cut, image_coordinates, several, short_path
 from spatially.probes.intervals import wilson
 from spatially.probes.published_tests import Backgrounds, ImageNetA, PublishedTest, answers
 from spatially.subject.subject import HALF
@@ -181,7 +181,7 @@ class Robustness(Probe):
     def options(self) -> dict[str, Any]:
         """The options by name; of folders the last two names, so that results do not carry the layout of a disk."""
         shortened = {
-            name: "/".join(Path(value).resolve().parts[-2:])
+            name: short_path(value)
             for name, value in super().options().items()
             if name in _FOLDERS and value is not None
         }

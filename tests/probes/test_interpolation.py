@@ -1,6 +1,7 @@
 """The line between two checkpoints: its ends are the two models, and what does not fit is refused."""
 
 import copy
+import json
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,8 @@ def test_ends_and_middle(subject: spatially.Subject, images: Images, other: tupl
     assert float(found.barrier) == pytest.approx(float((inside - chord).max()), abs=1e-12)
     assert float(found.barrier_t) == float(inside.t[int(np.argmax(inside.values - chord))])
     assert "towards_fingerprint" in found.attrs
+    assert str(path.parent.parent) not in json.dumps(found.attrs)
+    assert f"{path.parent.name}/{path.name}" in found.attrs["options"]
 
 
 def test_towards_itself_nothing_changes(subject: spatially.Subject, images: Images, tmp_path: Path) -> None:

@@ -4,15 +4,18 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from rich.console import Console
+from safetensors.torch import save_file
 
+import spatially
 from spatially.study import read_study, run_study
 from spatially.study.store import read_dataset
 
-STUDY = {
+STUDY: dict[str, Any] = {
     "models": [{"model": "resnet10t", "pretrained": False, "num_classes": 12, "input_size": 32, "resize": 32}],
     "data": {"source": "shapes", "limit": 12},
     "probes": {
@@ -42,9 +45,13 @@ run_study(read_study(sys.argv[1]), sys.argv[2], device="cpu", console=Console(qu
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("asked") / "study.yaml"
-    path.write_text(yaml.safe_dump(STUDY, sort_keys=False))
-    return path
+    folder = tmp_path_factory.mktemp("asked")
+    other = spatially.load(**{**STUDY["models"][0], "seed": 1}, device="cpu")
+    save_file(other.model.state_dict(), folder / "other.safetensors")
+    line = {"towards": str(folder / "other.safetensors"), "points": 2, "extent": [0, 1]}
+    asked = {**STUDY, "probes": {**STUDY["probes"], "interpolation": line}}
+    (folder / "study.yaml").write_text(yaml.safe_dump(asked, sort_keys=False))
+    return folder / "study.yaml"
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +81,7 @@ def finished(asked: Path, folder: Path) -> dict[str, bytes]:
         ("landscape", 10),
         pytest.param("robustness", 15, marks=pytest.mark.slow),
         pytest.param("frequency_noise", 19, marks=pytest.mark.slow),
+        pytest.param("interpolation", 23, marks=pytest.mark.slow),
     ],
 )
 def test_killed_while_a_file_is_written(
@@ -88,6 +96,6 @@ def test_killed_while_a_file_is_written(
     for part in (cut / "parts").rglob("[0-9]*.nc"):
         read_dataset(part)  # whole, or not there
     assert finished(asked, cut) == whole
-    assert len(whole) == len(STUDY["probes"])
+    assert len(whole) == len(STUDY["probes"]) + 1
     assert not list(cut.rglob(".*.draft"))
     assert not (cut / "parts").exists()
