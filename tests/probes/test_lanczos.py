@@ -156,3 +156,30 @@ def test_an_operator_that_is_not_symmetric_is_noticed() -> None:
 def test_not_finite() -> None:
     with pytest.raises(FloatingPointError, match="not finite"):
         search(torch.full((5, 5), torch.nan).double())
+
+
+def test_copies_are_looked_for_where_the_basis_closes_early() -> None:
+    """Three different eigenvalues: three products span all that one starting vector sees."""
+    found = search(rotated([5.0] * 3 + [3.0] * 3 + [1.0] * 20), count=2)
+    np.testing.assert_allclose(found.values, [5, 5], atol=1e-10)
+    assert found.converged.all()
+    assert found.products > 4
+
+
+def test_rounds_of_a_symmetric_operator_show_no_asymmetry() -> None:
+    """What was kept with a residual is coupled to the new vectors both ways."""
+    matrix = rotated([10, 10, -8, -8, 5, *np.random.default_rng(0).standard_normal(300)])
+    found = search(matrix, tolerance=0.05, confirm=True, room=14)
+    assert found.products > 30
+    assert found.asymmetry < 1e-12
+
+
+def test_residuals_hold_for_an_operator_that_is_not_quite_symmetric() -> None:
+    skew = np.random.default_rng(0).standard_normal((30, 30))
+    matrix = rotated(np.arange(30.0)) + 1e-3 * torch.from_numpy(skew - skew.T)
+    found = search(matrix, vectors=True, tolerance=1e-12, products=60)
+    assert found.vectors is not None
+    image = (matrix @ found.vectors.T).T
+    true = (image - torch.from_numpy(found.values)[:, None] * found.vectors).norm(dim=1).numpy()
+    assert true.min() > 1e-4
+    assert (true <= found.residuals + 1e-12).all()
