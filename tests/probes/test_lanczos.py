@@ -119,6 +119,8 @@ def test_confirmation_costs_little_and_finds_copies() -> None:
     np.testing.assert_allclose(alone.values, [10, 9, 8], atol=1e-2)
     np.testing.assert_allclose(sure.values, [10, 10, 9], atol=1e-2)
     assert sure.products < 4 * alone.products
+    cut = search(rotated(eigenvalues), count=3, tolerance=1e-3, confirm=True, products=alone.products + 2)
+    assert not cut.converged.any()  # what was to be confirmed was not
 
 
 def test_degenerate_operators() -> None:
