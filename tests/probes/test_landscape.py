@@ -171,6 +171,24 @@ def test_circles_by_hand() -> None:
     assert float(found.rise.sel(radius=0)) == 0
 
 
+@pytest.mark.parametrize(
+    ("points", "extent", "radii"),
+    [
+        ((5, 3), (-1, 1), [0, 1]),  # by the wider step
+        ((5, 5), ((-1, 1), (-2, 2)), [0, 1]),
+        ((5, 7), ((-2, 2), (-1, 2)), [0, 1]),  # as far as all four sides reach
+        ((3, 3), ((0, 2), (-1, 1)), [0]),  # the origin at a side
+        ((3, 3), ((1, 2), (-1, 1)), [0]),  # and outside
+    ],
+)
+def test_circles_lie_in_the_grid(points: tuple[int, int], extent: object, radii: list[float]) -> None:
+    subject = load(Deaf())
+    found = Landscape(points=points, extent=extent).run(subject, pictures(subject, 8), batch=8)  # type: ignore[arg-type]
+    assert found.radius.values.tolist() == radii
+    assert np.isfinite(found.rise).all()
+    assert float(found.rise[0]) == 0
+
+
 def test_half_radius_and_accuracy_of_circles_by_hand() -> None:
     """Accuracy 1 − 0.2·|a|, the same for every b: on circles it falls by 0.2·r·(mean of |cos|)."""
     a = np.linspace(-2, 2, 5)

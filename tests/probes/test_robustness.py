@@ -252,7 +252,7 @@ def test_options_that_mean_nothing(options: dict, said: str) -> None:
 
 def test_an_occlusion_larger_than_the_image(subject: spatially.Subject, memory_images: spatially.data.Images) -> None:
     with pytest.raises(UserError, match="does not fit into an image of 32×32"):
-        Robustness(occlusion=40).run(subject, memory_images)
+        Robustness(occlusion=40).check(subject, memory_images)
 
 
 def test_names_of_epsilons() -> None:

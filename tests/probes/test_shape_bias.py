@@ -237,3 +237,16 @@ def test_in_a_study_it_runs_on_cue_conflicts_alone(tmp_path: Path, monkeypatch: 
     other = Study(models=[model], data={"source": "shapes", "limit": 12}, probes={"shape_bias": {}}, batch=64)
     with pytest.raises(NotApplicable, match="cue-conflict"):
         run_study(other, tmp_path / "two", device="cpu", console=quiet)
+
+
+def test_another_texture_in_a_name_is_another_measurement(tmp_path: Path) -> None:
+    """The same pixels under the names of other textures have the same fingerprint of images."""
+    subject = reader()
+    attributes = []
+    for name, texture in (("one", "dog1"), ("two", "truck1")):
+        folder = make_cue_conflict(tmp_path / name)
+        for file in list((folder / "cat").iterdir()):
+            file.unlink()
+        paint(folder / "cat" / f"cat1-{texture}.png", 1)
+        attributes.append(ShapeBias().facts(subject, opened(folder, subject)))
+    assert attributes[0] != attributes[1]
