@@ -10,8 +10,7 @@ import torch
 from timm.optim import create_optimizer_v2, param_groups_weight_decay
 from torch import nn
 
-from spatially.nn import GaussianBias
-from spatially.surgery.hosts import find
+from spatially.observe.position_parameters import position_parameters
 from spatially.train.adamp import AdamP
 from spatially.train.recipe import Recipe
 
@@ -38,9 +37,4 @@ def build_optimiser(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 def undecayed(model: nn.Module) -> set[str]:
     """Names of the parameters that are not decayed whatever their shape."""
     own: Any = getattr(model, "no_weight_decay", set)
-    names: set[str] = set(own())
-    names |= {name for host in find(model) for position in host.positions() for name in position.names}
-    for path, module in model.named_modules():
-        if isinstance(module, GaussianBias):
-            names |= {f"{path}.{own}" if path else own for own, _ in module.named_parameters()}
-    return names
+    return set(own()) | position_parameters(model)

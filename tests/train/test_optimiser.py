@@ -1,6 +1,7 @@
 """Optimisers against timm's own, AdamP's projection against timm's, and what is not decayed."""
 
 import copy
+import re
 from pathlib import Path
 from runpy import run_path
 from types import SimpleNamespace
@@ -118,3 +119,25 @@ def test_positions_norms_and_biases_are_not_decayed() -> None:
 )
 def test_undecayed_by_name(name: str, options: dict[str, Any], expected: set[str]) -> None:
     assert expected <= undecayed(timm.create_model(name, **options)) <= expected | {"dist_token", "reg_token"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "free"),
+    [
+        ("vit_small_relposmlp", {"img_size": 32, "embed_dim": 16, "num_heads": 2}, r"blocks\.0\.attn\.rel_pos\.mlp\.fc[12]\.weight"),
+        ("swin_tiny", {"img_size": 32, "embed_dim": 8, "depths": (1,), "num_heads": (1,)}, r".*position.*"),
+        ("convit_tiny", {"embed_dim": 16}, r"cls_token|pos_embed|blocks\.0\.attn\.pos_proj\.weight"),
+    ],
+)  # fmt: skip
+def test_positions_are_not_decayed_whatever_the_model_says_of_them(
+    name: str, options: dict[str, Any], free: str
+) -> None:
+    model = timm.create_model(name, **({"depth": 1} if "depths" not in options else {}), **options)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    recipe = tiny.recipe(**{"optimiser.name": "adamw", "optimiser.weight_decay": 0.05})
+    found: dict[float, list[str]] = {}
+    for group in build_optimiser(model, recipe).param_groups:
+        found.setdefault(group["weight_decay"], []).extend(names[id(one)] for one in group["params"] if one.ndim > 1)
+    assert found[0.0]
+    assert all(re.fullmatch(free, one) for one in found[0.0])
+    assert not any(re.fullmatch(free, one) for one in found[0.05])
