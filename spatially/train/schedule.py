@@ -41,7 +41,8 @@ def _scheduler(optimiser: Optimizer, recipe: Recipe, unit: int) -> Scheduler:
         "warmup_prefix": wanted.warmup_before,
         "t_in_epochs": wanted.every == "epoch",
     }
-    if wanted.name == "cosine":
+    # One change of the rate alone is no cosine: timm would say so on the terminal, and keep the rate as below.
+    if wanted.name == "cosine" and recipe.epochs * unit > 1:
         return CosineLRScheduler(optimiser, t_initial=recipe.epochs * unit, lr_min=wanted.min_lr, **common)
     # timm lowers the rate one step before a milestone; "after 40 epochs" means the step after
     milestones = [milestone * unit + 1 for milestone in wanted.milestones]

@@ -70,3 +70,13 @@ def test_the_same_as_the_schedule_of_timms_training_script(every: str) -> None:
             scheduler.step_update(num_updates=epoch * STEPS + step + 1)
         scheduler.step(epoch + 1)
     assert found == expected
+
+
+def test_a_cosine_of_one_change_is_the_rate_itself_and_nothing_is_said_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    recipe = Recipe(
+        name="x", epochs=1, batch=8, optimiser={"name": "sgd", "lr": 0.4}, schedule={"every": "epoch", "min_lr": 0.1}
+    )
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.4)
+    made = Schedule(optimiser, recipe, STEPS)
+    assert [made.set(step) for step in range(STEPS)] == [0.4] * STEPS
+    assert not caplog.records
