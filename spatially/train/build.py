@@ -24,7 +24,7 @@ from spatially.subject.hub import cache_only_without_network
 from spatially.subject.preprocessing import Preprocessing, from_timm, size
 from spatially.subject.source import construction
 from spatially.surgery.positions import reset_positions
-from spatially.train.recipe import Recipe
+from spatially.train.recipe import SMALLEST, Recipe
 
 Size = tuple[int, int]
 Colour = tuple[float, float, float]
@@ -58,11 +58,18 @@ def input_size(name: str, recipe: Recipe, given: int | Sequence[int] | None) -> 
     import timm
 
     if given is not None:
-        return size("input_size", given)
+        return _wide_enough(size("input_size", given))
     if recipe.model.input_size is not None:
         return recipe.model.input_size, recipe.model.input_size
     configuration = timm.get_pretrained_cfg(name)
     return tuple(configuration.input_size[-2:]) if configuration is not None else (224, 224)
+
+
+def _wide_enough(given: Size) -> Size:
+    """That a user's size is one that a recipe may hold; augmentation looks at neighbours, which smaller images lack."""
+    if min(given) < SMALLEST:
+        raise UserError(f"input_size must be at least {SMALLEST}, but came as {given[0]}×{given[1]}")
+    return given
 
 
 def normalisation(name: str) -> tuple[Colour, Colour]:

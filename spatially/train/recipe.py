@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Literal
 from spatially.errors import UserError
 from spatially.train.settings import Settings, setting
 
+SMALLEST = 8  # side of an image
+
 
 @dataclass(frozen=True, kw_only=True)
 class Optimiser(Settings):
@@ -146,7 +148,7 @@ class Model(Settings):
     """
 
     section: ClassVar[str] = "model"
-    input_size: int | None = setting(None, least=8)
+    input_size: int | None = setting(None, least=SMALLEST)
     patch_size: int | None = setting(None, least=1)
     qk_norm: bool | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)

@@ -121,6 +121,8 @@ def test_sizes_and_normalisation_are_the_models_own() -> None:
     assert input_size("vit_base_patch16_384", recipe(), None) == (384, 384)
     assert input_size("swin_tiny", recipe(), 96) == (96, 96)
     assert input_size("swin_tiny", read_recipe("park-cifar"), [64, 96]) == (64, 96)
+    with pytest.raises(UserError, match="input_size must be at least 8, but came as 64×7"):
+        input_size("swin_tiny", recipe(), (64, 7))
     assert normalisation("vit_small_relposmlp") == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
