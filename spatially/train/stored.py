@@ -62,7 +62,7 @@ def usual_size(part: Part) -> tuple[int, int]:
     for number in tried.tolist():
         try:
             encoded, _ = part.source.read(number)
-            with encoded if isinstance(encoded, Image.Image) else Image.open(encoded) as image:
+            with encoded, encoded if isinstance(encoded, Image.Image) else Image.open(encoded) as image:
                 sizes.append((image.height, image.width))
         except OSError:
             continue  # whoever decodes it will say what is wrong
