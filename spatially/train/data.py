@@ -14,9 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from spatially.data.sources import Stream
+from spatially.data.parquet import Shards
+from spatially.data.sources import Folder, Stream
 from spatially.errors import UserError
 from spatially.subject.preprocessing import Preprocessing
 from spatially.train.augment import Augment, Finish
@@ -25,7 +27,7 @@ from spatially.train.fingerprint import fingerprint
 from spatially.train.loader import LoadedTraining
 from spatially.train.order import Order
 from spatially.train.resident import Crops, ResidentTraining
-from spatially.train.sources import Parts, open_parts
+from spatially.train.sources import Parts, labels_of, open_parts
 from spatially.train.stored import Stored, store, stored_size, usual_size
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ def open_training(
     stored = None
     if resident:
         stored = store(parts.train, kept, None if given.crop == "resized" else preprocessing, **decoding)
+        check_readable(parts, stored)
         order = replace(order, count=len(stored))
     elif isinstance(parts.train.source, Stream):
         raise UserError(
@@ -129,7 +132,7 @@ def open_training(
             finish,
             preprocessing,
             classes=classes,
-            batch=order.share,
+            batch=max(1, order.share // recipe.run.accumulation),  # what fits into memory in training does here
             device=place,
             rank=rank,
             world=world,
@@ -138,6 +141,22 @@ def open_training(
         for one in held_out
     )
     return training, validation, test[0] if test else None
+
+
+def check_readable(parts: Parts, stored: Stored) -> None:
+    """That no class has lost all of its training images, where it is known before decoding what they are of."""
+    source = parts.train.source
+    if parts.classes is None or not isinstance(source, Folder | Shards):
+        return
+    wanted = labels_of(source)[parts.train.numbers]
+    lost = [parts.classes[label] for label in np.setdiff1d(wanted, stored.labels).tolist()]
+    if lost:
+        named = ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
+        first = stored.skipped[0]
+        raise UserError(
+            f"none of the training images of these classes of {source.description} can be read: {named} "
+            f"({first.name}: {first.reason}, …); mend them, or remove the classes"
+        )
 
 
 def tell_skipped(stored: Sequence[Stored]) -> None:

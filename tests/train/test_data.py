@@ -18,9 +18,12 @@ from spatially.data import Shapes
 from spatially.errors import UserError
 from spatially.train.batch import Batch
 from spatially.train.data import held_out_preprocessing, open_training
+from spatially.train.loader import LoadedTraining
 from spatially.train.order import Order
 from spatially.train.recipe import Recipe
 from spatially.train.resident import ResidentTraining
+from spatially.train.sources import open_parts
+from spatially.train.stored import usual_size
 
 EVERYTHING = {
     "rand_augment": "rand-m9-mstd0.5-inc1",
@@ -151,6 +154,90 @@ def test_images_are_normalised_and_validation_is_seen_once() -> None:
         assert label == labels[int(distance.argmin())]
 
 
+def made(resident: bool, **augmentation: Any) -> Batch:
+    """The first batch of images that are left as they are but for this."""
+    chosen = recipe(**{"crop": "none", "flip": 0.0, **augmentation})
+    return next(
+        iter(open_training(arrays(size=(24, 24)), recipe=chosen, resident=resident, workers=0, **MODEL)[0].batches(0))
+    )
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize(
+    "changes", [{"crop": "resized"}, {"rand_augment": "rand-m9-n4"}, {"jitter": 0.4}, {"erase": 1.0}]
+)
+def test_what_a_recipe_asks_for_is_done_to_images(changes: dict[str, Any], resident: bool) -> None:
+    plain, found = made(resident), made(resident, **changes)
+    assert torch.equal(found.targets, plain.targets)
+    assert torch.allclose(plain.targets.sort(dim=1).values, torch.tensor([0.025, 0.025, 0.025, 0.925]))
+    other = (found.images != plain.images).any(dim=1)
+    assert other.flatten(1).any(dim=1).sum() >= 6  # of 8: some draws change little
+    if "erase" in changes:
+        assert (other.flatten(1).double().mean(dim=1) < 0.5).all()
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_mirrored_and_padded_images_are_the_same_pixels_elsewhere(resident: bool) -> None:
+    plain = made(resident).images
+    assert torch.equal(made(resident, flip=1.0).images, plain.flip(-1))
+    found = made(resident, crop="padded", padding=2).images
+    black = -torch.tensor(MODEL["mean"]) / torch.tensor(MODEL["std"])
+    around = black[:, None, None].repeat(1, 28, 28).repeat(8, 1, 1, 1)
+    around[:, :, 2:-2, 2:-2] = plain
+    places = []
+    for image, whole in zip(found, around, strict=True):
+        cuts = {(y, x): whole[:, y : y + 24, x : x + 24] for y in range(5) for x in range(5)}
+        places.append(next(place for place, cut in cuts.items() if torch.allclose(cut, image, atol=1e-5)))
+    assert len(set(places)) > 3
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("kind", ["mixup", "cutmix"])
+def test_images_and_targets_are_mixed_with_the_opposite_ones_by_one_share(kind: str, resident: bool) -> None:
+    plain, found = made(resident), made(resident, **{kind: 1.0})
+    row = int((plain.labels != plain.labels.flip(0)).nonzero()[0])
+    share = float((found.targets[row, plain.labels[row]] - 0.025) / 0.9)
+    assert 0.01 < share < 0.99
+    assert torch.allclose(found.targets, share * plain.targets + (1 - share) * plain.targets.flip(0), atol=1e-6)
+    if kind == "mixup":
+        expected = share * plain.images + (1 - share) * plain.images.flip(0)
+        assert torch.allclose(found.images, expected, atol=1e-5)
+        return
+    own = (found.images == plain.images).all(dim=1)
+    assert (own | (found.images == plain.images.flip(0)).all(dim=1)).all()
+    assert float(own[row].double().mean()) == pytest.approx(share, abs=0.01)  # a pixel may be alike by chance
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_repeated_augmentation_shows_an_image_several_times_in_a_batch(resident: bool) -> None:
+    same, drawn = made(resident, repeats=4).images, made(resident, repeats=4, crop="resized").images
+    assert all(torch.equal(same[first], same[first + more]) for first in (0, 4) for more in (1, 2, 3))
+    assert not torch.equal(same[0], same[4])
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_a_small_set_lies_on_the_device_as_bytes_and_a_large_one_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"recipe": recipe(), "workers": 0, **MODEL}
+    small = open_training(arrays(), **options)[0]
+    assert isinstance(small, ResidentTraining)
+    assert small._pixels.dtype == torch.uint8
+    needed = 28 * 3 * 32 * 32
+    for free, kind in ((4 * needed, ResidentTraining), (4 * needed - 4, LoadedTraining)):
+        monkeypatch.setattr("os.sysconf", lambda name, free=free: 4 if name == "SC_PAGE_SIZE" else free // 4)
+        assert type(open_training(arrays(), **options)[0]) is kind
+
+
+def test_validation_takes_no_more_images_at_a_time_than_training() -> None:
+    """Where a batch is taken in parts because it does not fit, neither would so many validation images."""
+    parts = {
+        accumulation: open_training(arrays(), recipe=recipe().override({"run.accumulation": accumulation}), **MODEL)[1]
+        for accumulation in (1, 4)
+    }
+    sizes = {accumulation: {len(labels) for _, labels in part.batches()} for accumulation, part in parts.items()}
+    assert max(sizes[1]) > 2
+    assert max(sizes[4]) == 2
+
+
 @pytest.mark.parametrize("augmentation", [EVERYTHING, {"jitter": 0.4}, {"crop": "padded"}])
 def test_making_a_batch_waits_for_nothing(augmentation: dict[str, Any]) -> None:
     """Tensors without values: reading one, or a shape that depends on one, raises. So a CUDA graph can hold it all."""
@@ -209,6 +296,32 @@ def test_decoded_once_and_broken_images_skipped(
     with pytest.warns(UserWarning, match="3 of the images"):
         second = open_training(root, **options)
     assert all(equal(*pair) for pair in zip(first[0].batches(0), second[0].batches(0), strict=True))
+
+
+def test_a_class_whose_training_images_are_all_broken_is_refused(make_folder: Callable[..., Path]) -> None:
+    root = make_folder(each=10)
+    for path in (root / "class1").iterdir():
+        path.write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"can be read: class1 \(class1/\d\.png: not an image, …\); mend them") as told:
+        open_training(root, recipe=recipe(), resident=True, **MODEL)
+    assert "class0" not in str(told.value)
+
+
+def test_no_file_stays_open_when_sizes_are_looked_at(
+    make_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = open_parts(make_folder(each=4, size=(40, 36)), size=(24, 24), split=(0.5, 0.5, 0.0), seed=0).train
+    opened: list[Any] = []
+    read = type(part.source).read
+
+    def remembered(source: Any, number: int) -> Any:
+        opened.append(read(source, number)[0])
+        return opened[-1], 0
+
+    monkeypatch.setattr(type(part.source), "read", remembered)
+    assert usual_size(part) == (40, 36)
+    assert opened
+    assert all(file.closed for file in opened)
 
 
 def test_the_loader_replaces_a_broken_image(make_folder: Callable[..., Path]) -> None:
