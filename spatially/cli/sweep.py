@@ -23,6 +23,8 @@ EXAMPLES = """
   spatially sweep resnet50_flat --vary base_width=128,192,256 --recipe vanilla --data imagenet --out runs/2
 """
 
+HEADINGS = ("parameters", "GMACs", "training\nloss", "training\naccuracy", "validation\naccuracy")
+
 
 @app.command(epilog=EXAMPLES)
 def sweep(
@@ -70,8 +72,8 @@ def sweep(
             device=device,
         )
     table = Table(
-        "model",
-        *(Column(name, justify="right") for name in ("parameters", "GMACs", "training loss", "training", "validation")),
+        Column("model", overflow="fold"),
+        *(Column(name, justify="right", no_wrap=True) for name in HEADINGS),
         box=SIMPLE_HEAD,
     )
     for one in outcomes:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from spatially.errors import UserError
 from spatially.models.costs import count
 from spatially.train import sweep as sweeps
+from spatially.train.sweep_figures import draw_sweep
 from spatially.train.training import train
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -80,3 +82,37 @@ def test_sweeps_that_make_no_sense() -> None:
         sweeps.members(["pit_tiny", "pit_tiny"])
     with pytest.raises(UserError, match="at least one model"):
         sweeps.members([])
+
+
+def test_the_figures_show_loss_and_accuracies_over_the_cost() -> None:
+    def outcome(series: str, macs: int, value: float) -> sweeps.Outcome:
+        measured = {"train_loss": 9 - value, "train_accuracy": value / 10, "validation_accuracy": value / 20}
+        return sweeps.Outcome(
+            model="m", arguments={}, series=series, parameters=1, macs=macs, validation_loss=0.0, folder="", **measured
+        )
+
+    outcomes = [outcome("pit", 3 * 10**9, 2.0), outcome("vit", 10**9, 5.0), outcome("pit", 2 * 10**9, 1.0)]
+    figure = draw_sweep(outcomes, "vanilla")
+    drawn = [{str(line.get_label()): line.get_xydata().tolist() for line in panel.lines} for panel in figure.axes]  # type: ignore[union-attr]
+    assert drawn == [
+        {"pit": [[2.0, 8.0], [3.0, 7.0]], "vit": [[1.0, 4.0]]},  # members of a line in the order of their cost
+        {"pit": [[0.1, 0.05], [0.2, 0.1]], "vit": [[0.5, 0.25]]},
+        {"pit": [[2.0, 0.05], [3.0, 0.1]], "vit": [[1.0, 0.25]]},
+    ]
+
+
+def test_the_table_names_its_members_in_full(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "vit_small_unpooled"
+    one = sweeps.Outcome(
+        model=name, arguments={"depth": 3}, series="vit", parameters=21_630_436, macs=10**9, train_loss=1.0,
+        train_accuracy=0.5, validation_loss=1.0, validation_accuracy=0.5, folder="",
+    )  # fmt: skip
+    monkeypatch.setattr(sweeps, "sweep", lambda *given, **options: [one])
+    monkeypatch.setenv("COLUMNS", "80")
+    code, said, _ = run("sweep", name, "--recipe", "vanilla", "--data", "shapes", "--out", tmp_path)
+    assert code == 0
+    cells = [re.split(r" {2,}", line.strip()) for line in said.splitlines()]
+    assert [name, "21,630,436", "1", "1.000", "50.0%", "50.0%"] in cells
+    assert ["depth=3"] in cells
+    monkeypatch.setenv("COLUMNS", "60")
+    assert "…" not in run("sweep", name, "--recipe", "vanilla", "--data", "shapes", "--out", tmp_path)[1]
