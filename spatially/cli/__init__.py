@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 import typer
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from spatially.files import WriteError
     from spatially.study.processes import leave
 
+    warnings.formatwarning = _one_line
     errors = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
     # Under a launcher every process meets the same mistake; one of them says it.
     speaks = os.environ.get("RANK", "0") == "0"
@@ -62,6 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = stop.exit_code
     leave()
     sys.exit(code)
+
+
+def _one_line(message: Warning | str, *_: object, **__: object) -> str:
+    """A warning without the place in the code that gave it, which tells a user of the command line nothing."""
+    return f"warning: {' '.join(str(message).split())}\n"
 
 
 def _say(console: Console, message: str, code: int, speaks: bool) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -238,6 +239,16 @@ def test_a_mistake_is_one_line_and_exit_code_two(case: str, run: Callable, tmp_p
     assert expected in " ".join(err.split())
     assert len(err.strip().splitlines()) == 1
     assert not (tmp_path / "o").exists()
+
+
+def test_a_warning_is_one_line_without_the_code_that_gave_it(
+    run: Callable, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("warnings.formatwarning", warnings.formatwarning)  # put back afterwards
+    run("--version")
+    assert (
+        warnings.formatwarning("a.png cannot be\nread", UserWarning, "code.py", 3) == "warning: a.png cannot be read\n"
+    )
 
 
 def test_full_disk_is_one_line(run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
