@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -188,6 +190,28 @@ def test_a_folder_that_another_process_trains_in_is_left_alone(tmp_path: Path) -
     assert not list(tmp_path.glob(".*"))
 
 
+def test_every_step_has_the_rate_of_its_schedule_also_after_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, rates = TrainingStep.__call__, []
+
+    def noted(self: TrainingStep, *arguments: Any) -> Tensor:
+        rates.append([group["lr"] for group in self.optimiser.param_groups])
+        return call(self, *arguments)
+
+    monkeypatch.setattr(TrainingStep, "__call__", noted)
+    stopped_in(7, monkeypatch, tmp_path, save_steps=7, log_steps=1)
+    trained(tmp_path, save_steps=7, log_steps=1)
+    # 5 steps up to 0.01, from the least rate of a warm-up, and the rest of a cosine of 15
+    expected = [1e-6 + (0.01 - 1e-6) * step / 5 for step in range(5)]
+    expected += [0.01 * (1 + math.cos(math.pi * step / 15)) / 2 for step in range(5, 15)]
+    for found, rate in zip(rates, expected, strict=True):
+        assert found == pytest.approx([rate] * len(found))
+    records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    logged = {record["step"]: record["rate"] for record in records if record["kind"] == "step"}
+    assert logged == pytest.approx(dict(enumerate(expected, start=1)))
+
+
 def test_generators_are_left_as_they_were(tmp_path: Path) -> None:
     torch.manual_seed(11)
     np.random.seed(11)  # noqa: NPY002
@@ -200,8 +224,10 @@ def test_generators_are_left_as_they_were(tmp_path: Path) -> None:
 
 
 def test_two_processes_are_one_with_the_doubled_batch(tmp_path: Path) -> None:
-    settings = json.dumps({"run.precision": "fp64", "optimiser.name": "sgd", "batch": 16, "optimiser.lr": 0.1})
-    arguments = ["--set", settings, "--network", json.dumps({"drop": 0.0})]
+    """Though they take their shares in parts, and tell each other gradients with the last part alone."""
+    changes = {"run.precision": "fp64", "optimiser.name": "sgd", "batch": 16, "optimiser.lr": 0.1}
+    settings = json.dumps(changes)
+    arguments = ["--set", json.dumps(changes | {"run.accumulation": 2}), "--network", json.dumps({"drop": 0.0})]
     run(str(tmp_path / "two"), *arguments, launcher=TWO)
     model = tiny.network(drop=0.0)
     history = trained(tmp_path / "one", model=model, data=tiny.TinyData(16), changes=json.loads(settings), save_steps=2)
@@ -469,6 +495,36 @@ class Recorder(GeneralTracker):
 
     def finish(self) -> None:
         self.ended = True
+
+
+def test_the_average_of_the_weights_is_what_is_measured_and_delivered(tmp_path: Path) -> None:
+    trained(tmp_path)
+    last = sorted((tmp_path / "checkpoints").iterdir())[-1]
+    average, weights = (load_file(last / f"{name}.safetensors") for name in ("average", "weights"))
+    delivered = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(value, average[name]) for name, value in delivered.items())
+    assert not any(torch.equal(value, weights[name]) for name, value in delivered.items())
+
+
+def test_the_progress_tells_where_it_is_how_fast_how_long_still_and_how_much_memory(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=140, record=True)
+    trained(tmp_path, console=console)
+    said = console.export_text()
+    assert re.search(r"tiny ━+ +100 % epoch 3/3, [\d,]+ images/s, \d+\.\d GiB \d:\d\d:\d\d", said)
+    assert re.search(
+        r"epoch 3: loss \d\.\d{4}, accuracy [\d.]+%, validation \d\.\d{4} and [\d.]+%, [\d,]+ images/s", said
+    )
+
+
+def test_tensorboard_has_every_epoch(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    history = trained(tmp_path, trackers=["tensorboard"])
+    events = EventAccumulator(str(tmp_path / "spatially")).Reload()
+    found = events.Scalars("validation_loss")
+    assert [one.step for one in found] == [5, 10, 15]
+    assert [one.value for one in found] == pytest.approx([row["validation_loss"] for row in history.rows])
 
 
 def test_logs_and_trackers_tell_of_every_epoch_and_of_steps(tmp_path: Path) -> None:

@@ -97,16 +97,60 @@ def test_clipped_gradient_has_the_norm_that_was_asked() -> None:
     assert float(direction @ moved[0.01] / moved[0.01].norm()) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-def test_half_precision_trains_weights_in_full(precision: str) -> None:
+@pytest.mark.parametrize(
+    ("precision", "computed"), [("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)]
+)
+def test_half_precision_trains_weights_in_full(precision: str, computed: torch.dtype) -> None:
+    seen = set()
     step = training_step(tiny.network(drop=0.0), tiny.recipe(**{"run.precision": precision, "optimiser.lr": 0.02}))
+    step.model.stem.register_forward_hook(lambda module, given, output: seen.add(output.dtype))
     batch = next(iter(tiny.TinyData().batches(0)))
     losses = [float(step(batch)[0]) for _ in range(30)]
     assert losses[-1] < losses[0] - 0.1
+    assert seen == {computed}
     assert all(parameter.dtype == torch.float32 for parameter in step.model.parameters())
 
 
+def test_a_gradient_in_half_precision_is_clipped_as_it_is_and_not_as_it_was_scaled() -> None:
+    changes = {"optimiser.name": "sgd", "optimiser.momentum": 0.0, "optimiser.lr": 1.0, "optimiser.weight_decay": 0.0}
+    recipe = tiny.recipe(
+        **{"run.precision": "fp16", "regularisation.clip": 0.01, "regularisation.ema": None, **changes}
+    )
+    step = training_step(tiny.network(drop=0.0), recipe)
+    before = [parameter.detach().clone() for parameter in step.model.parameters()]
+    step(next(iter(tiny.TinyData().batches(0))))
+    moved = [(one.detach() - two).flatten() for one, two in zip(step.model.parameters(), before, strict=True)]
+    assert float(torch.cat(moved).norm()) == pytest.approx(0.01, rel=1e-2)
+
+
+def test_a_compiled_step_is_what_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the compiler gives is called for every part; weights keep their names and come out the same."""
+    calls: list[int] = []
+
+    def compiled(module: nn.Module, **_: Any) -> Any:
+        def call(*given: Any) -> Tensor:
+            calls.append(len(given[0]))
+            return module(*given)
+
+        return call
+
+    plain, expected = states()
+    monkeypatch.setattr(torch, "compile", compiled)
+    found, results = states(**{"run.compile": True, "run.accumulation": 2})
+    assert calls == [4, 4] * 5
+    for one, two in zip(found, plain, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(results, expected, rtol=1e-12)
+
+
 def test_channels_last_changes_nothing_but_the_layout() -> None:
+    step = training_step(tiny.network(drop=0.0), tiny.recipe(**{"run.channels_last": True}))
+    seen = []
+    step.model.stem.register_forward_hook(lambda module, given, output: seen.append(given[0]))
+    step(next(iter(tiny.TinyData().batches(0))))
+    for one in (step.model.stem.weight, *seen):
+        assert one.is_contiguous(memory_format=torch.channels_last)
+        assert not one.is_contiguous()
     plain, expected = states()
     found, results = states(**{"run.channels_last": True})
     for one, two in zip(found, plain, strict=True):
