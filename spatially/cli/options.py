@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import typer
@@ -22,9 +23,10 @@ def numbers(text: str, what: str, kind: type = int) -> list[Any]:
 
 def input_size(text: str) -> int | list[int]:
     """``224`` or ``224x192`` (height × width)."""
-    sides = numbers(text.lower().replace("x", ","), "--input-size")
-    if len(sides) not in (1, 2):
+    words = re.split("[x,]", text.lower())
+    if len(words) not in (1, 2) or not all(word.strip().isdecimal() for word in words):
         raise UserError(f"--input-size takes SIDE or HEIGHTxWIDTH, but came as {text!r}")
+    sides = [int(word) for word in words]
     return sides[0] if len(sides) == 1 else sides
 
 

@@ -205,6 +205,10 @@ MISTAKES = {
     "block negative": ("probe {model} --data shapes --blocks=-8 --out {tmp}/o", "block must be"),
     "block no number": ("probe {model} --data shapes --blocks eight --out {tmp}/o", "numbers separated by commas"),
     "ratio": ("probe {model} --data shapes --ratios 0,1.5 --out {tmp}/o", "ratio must lie in 0..1"),
+    "size": (
+        "probe resnet10t --input-size 32x --data shapes --out {tmp}/o",
+        "takes SIDE or HEIGHTxWIDTH, but came as '32x'",
+    ),
     "kind": ("probe {model} --data shapes --kinds shufle --out {tmp}/o", "did you mean 'shuffle'"),
     "malicious pickle": ("probe {model} --data shapes --checkpoint {tmp}/evil.pth --out {tmp}/o", "run code"),
     "missing checkpoint": ("probe {model} --data shapes --checkpoint {tmp}/no.pth --out {tmp}/o", "no.pth"),
