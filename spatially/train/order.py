@@ -35,7 +35,10 @@ class Order:
 
     def __post_init__(self) -> None:
         if self.batch > self.count:
-            raise UserError(f"batch must be at most the {self.count:,} training images, but came as {self.batch:,}")
+            raise UserError(
+                f"batch must be at most the {self.count:,} training images, but came as {self.batch:,}: "
+                f"give --batch {self.count} or less"
+            )
         part = self.world * (2 if self.pairs and self.world > 1 else 1)
         if self.batch % part:
             reason = f"{self.world} processes" + (" that mix images in pairs" if part > self.world else "")

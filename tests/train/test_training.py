@@ -180,7 +180,7 @@ BAD: list[tuple[list[object], str]] = [
     (["--recipe", "vanila"], "unknown recipe 'vanila': did you mean 'vanilla'"),
     (["--set", "optimser.lr=1"], "unknown key 'optimser.lr': did you mean 'optimiser.lr'"),
     (["--set", "optimiser.lr=fast"], "optimiser.lr must be a number above 0, but came as 'fast'"),
-    (["--batch", 25], "batch must be at most the 24 training images, but came as 25"),
+    (["--batch", 25], "batch must be at most the 24 training images, but came as 25: give --batch 24 or less"),
     (["--epochs", 0], "epochs must be a whole number of at least 1"),
     (["--model-arg", "depth=3"], "does not take these"),
     (["--model-arg", "depth"], "--model-arg takes KEY=VALUE"),
