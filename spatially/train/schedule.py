@@ -43,7 +43,8 @@ def _scheduler(optimiser: Optimizer, recipe: Recipe, unit: int) -> Scheduler:
     }
     # One change of the rate alone is no cosine: timm would say so on the terminal, and keep the rate as below.
     if wanted.name == "cosine" and recipe.epochs * unit > 1:
-        return CosineLRScheduler(optimiser, t_initial=recipe.epochs * unit, lr_min=wanted.min_lr, **common)
+        least = min(wanted.min_lr, recipe.learning_rate)  # which a small batch may bring below it
+        return CosineLRScheduler(optimiser, t_initial=recipe.epochs * unit, lr_min=least, **common)
     # timm lowers the rate one step before a milestone; "after 40 epochs" means the step after
     milestones = [milestone * unit + 1 for milestone in wanted.milestones]
     return MultiStepLRScheduler(optimiser, decay_t=milestones, decay_rate=wanted.factor, **common)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from timm.scheduler import create_scheduler_v2
 
+from spatially.train.library import read_recipe
 from spatially.train.recipe import Recipe
 from spatially.train.schedule import Schedule
 
@@ -80,3 +81,11 @@ def test_a_cosine_of_one_change_is_the_rate_itself_and_nothing_is_said_of_it(cap
     made = Schedule(optimiser, recipe, STEPS)
     assert [made.set(step) for step in range(STEPS)] == [0.4] * STEPS
     assert not caplog.records
+
+
+def test_a_rate_that_a_small_batch_brings_below_the_least_one_does_not_rise() -> None:
+    recipe = read_recipe("deit").within(6).override({"batch": 8, "schedule.warmup_epochs": 0})
+    assert recipe.learning_rate < recipe.schedule.min_lr
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=recipe.learning_rate)
+    made = Schedule(optimiser, recipe, STEPS)
+    assert [made.set(step) for step in range(6 * STEPS)] == pytest.approx([recipe.learning_rate] * 6 * STEPS)
