@@ -26,14 +26,18 @@ def unknown(what: str, given: str, allowed: Iterable[str], *, hint: str = "") ->
 
     >>> str(unknown("probe", "sensitvity", ["paste", "sensitivity"]))
     "unknown probe 'sensitvity': did you mean 'sensitivity'?"
+    >>> str(unknown("recipe", "x", ["deit", "swin"], hint="One of your own is a file."))
+    "unknown recipe 'x': choose from deit, swin. One of your own is a file."
     """
     allowed = list(allowed)
     lowered = {name.lower(): name for name in allowed}
     nearest = [lowered[name] for name in get_close_matches(given.lower(), list(lowered), n=3, cutoff=0.5)]
     if nearest:
         advice = f"did you mean {' or '.join(repr(name) for name in nearest)}?"
-    elif len(allowed) <= 12:
+    elif len(allowed) <= 16:
         advice = f"choose from {', '.join(allowed)}"
     else:
         advice = f"{len(allowed)} are known"
+    if hint[:1].isupper() and not advice.endswith("?"):
+        advice += "."
     return UserError(f"unknown {what} {given!r}: {advice}" + (f" {hint}" if hint else ""))

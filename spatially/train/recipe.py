@@ -12,6 +12,7 @@ from math import ceil
 from typing import Any, ClassVar, Literal
 
 from spatially.errors import UserError
+from spatially.train.augment.rand_augment import RandAugment
 from spatially.train.settings import Settings, setting
 
 SMALLEST = 8  # side of an image
@@ -40,6 +41,7 @@ class Optimiser(Settings):
 class Schedule(Settings):
     """How the rate goes: `constant`, `cosine` down to `min_lr`, or `step` (times `factor` after each milestone).
 
+    A cosine stays where it is if a small batch brings its rate below `min_lr`.
     A warm-up rises from `warmup_lr` in `warmup_epochs`: out of the recipe's epochs, or before them with `warmup_before`.
     The rate changes with every step of the optimiser or every epoch.
     """
@@ -93,11 +95,8 @@ class Augmentation(Settings):
             low, high = getattr(self, name)
             if low > high:
                 raise UserError(f"augmentation.{name} must rise, but came as [{low:g}, {high:g}]")
-        if self.rand_augment is not None and not self.rand_augment.startswith("rand-"):
-            raise UserError(
-                f"augmentation.rand_augment must be timm's name for one, such as rand-m9-mstd0.5-inc1, "
-                f"but came as {self.rand_augment!r}"
-            )
+        if self.rand_augment is not None:
+            RandAugment.read(self.rand_augment)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import math
 import operator
 import types
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from spatially.errors import UserError, unknown
@@ -60,7 +61,7 @@ class Settings:
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for key in values:
             if key not in fields:
-                raise unknown(f"key of {named}" if cls.section else "key", str(key), fields)
+                raise unknown(f"key of {named}", str(key), fields) if cls.section else _unknown_key(cls, str(key))
         missing = [
             name
             for name, field in fields.items()
@@ -82,14 +83,24 @@ class Settings:
             place: Any = content
             for step in path:
                 if not isinstance(place, dict) or step not in place:
-                    raise unknown("key", key, _keys(type(self)))
+                    raise _unknown_key(type(self), key)
                 if place[step] is None:
                     place[step] = {}
                 place = place[step]
             if not isinstance(place, dict):
-                raise unknown("key", key, _keys(type(self)))
+                raise _unknown_key(type(self), key)
             place[last] = value
         return type(self).read(content)
+
+
+def _unknown_key(kind: type[Settings], key: str) -> UserError:
+    """The error for a key that does not exist: the group is missing from it, or is wrong, or nothing is like it."""
+    every, groups = _keys(kind), [field.name for field in dataclasses.fields(kind)]
+    named = [one for one in every if one.rpartition(".")[2] == key]
+    if named:
+        return UserError(f"unknown key {key!r}: did you mean {' or '.join(map(repr, named))}?")
+    near = get_close_matches(key, every, n=1, cutoff=0.5)
+    return unknown("key", key, every if near and "." in key else groups)
 
 
 def _keys(kind: type[Settings], prefix: str = "") -> list[str]:

@@ -157,7 +157,7 @@ def test_rand_augment_evenly_below_its_magnitude() -> None:
     assert turned.min() < 0.3
 
 
-@pytest.mark.parametrize("name", ["rand-k3", "rand-m9-tweights", "augmix-m3", "rand-m"])
+@pytest.mark.parametrize("name", ["rand-k3", "rand-m9-tweights", "augmix-m3", "rand-m", "rand-m9..5", "ran-m9"])
 def test_unknown_names_are_refused(name: str) -> None:
     with pytest.raises(UserError, match="rand_augment"):
         RandAugment.read(name)

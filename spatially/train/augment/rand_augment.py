@@ -50,17 +50,20 @@ class RandAugment:
         RandAugment(magnitude=9.0, layers=2, probability=0.5, deviation=0.5, most=10, increasing=True)
         """
         kind, *words = name.split("-")
+        if kind != "rand":
+            raise UserError(
+                "augmentation.rand_augment must be timm's name for one, such as rand-m9-mstd0.5-inc1, "
+                f"but came as {name!r}"
+            )
         given = {}
         for word in words:
-            match = re.fullmatch(r"([a-z]+)([0-9.]+)", word)
+            match = re.fullmatch(r"([a-z]+)(\d+\.?\d*|\.\d+)", word)
             if match is None or match[1] not in _OPTIONS:
                 known = ", ".join(_OPTIONS)
                 raise UserError(
-                    f"rand_augment: {word!r} of {name!r} is not known; the options are {known}, each a number"
+                    f"augmentation.rand_augment: {word!r} of {name!r} is not known; the options are {known}, each a number"
                 )
             given[_OPTIONS[match[1]]] = float(match[2])
-        if kind != "rand":
-            raise UserError(f"rand_augment must be a name such as rand-m9-mstd0.5-inc1, but came as {name!r}")
         whole = {"layers": int(given.pop("layers", 2)), "increasing": bool(given.pop("increasing", 0))}
         return cls(**given, **whole)  # type: ignore[arg-type]  # the two sets of names are disjoint
 
