@@ -2,10 +2,12 @@
 
 import csv
 import json
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from safetensors.torch import load_file, save_file
 
 import spatially
 from spatially.data.shapes import Shapes
+from spatially.train.build import build_model, normalisation
+from spatially.train.data import open_training
 from spatially.train.guard import Stopped
 from spatially.train.library import as_yaml, read_recipe, recipe_names
 from spatially.train.loop import History
@@ -25,6 +29,7 @@ from spatially.train.training import train
 
 pytestmark = pytest.mark.usefixtures("quick")
 
+FILE = "model.safetensors"
 Run = Callable[..., tuple[int, str, str]]
 CNN = {"depths": (1,), "attention_depths": (0,), "widths": (8,), "heads": (1,)}
 TINY = {"embed_dim": 16, "num_heads": 2, "depth": 1}
@@ -96,6 +101,57 @@ def tiny_training(out: Path) -> Path:
     """A trained folder in a moment."""
     options: dict[str, Any] = {"epochs": 1, "settings": {"batch": 12}, "size": 32, "limit": 12, "device": "cpu"}
     return train("alternet_18", "vanilla", "shapes", out, arguments=CNN, quiet=True, **options)
+
+
+SWIN = {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2), "window_size": 3}
+BY_HAND: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer], list[float], float, float | None]] = {
+    # changes, optimiser, rates of 4 epochs of 2 steps, decay, clip
+    "xu-1h": ({}, partial(torch.optim.SGD, momentum=0.9), [0.01] * 6 + [1e-3] * 2, 1e-4, None),
+    "swin": (
+        {"regularisation.drop_path": 0.0, "regularisation.ema": 0.8, "optimiser.lr": 0.5, "regularisation.clip": 0.1},
+        torch.optim.AdamW,
+        [1e-6 + (0.5 * 12 / 512 - 1e-6) * step / 2 for step in range(2)]
+        + [1e-5 + (0.5 * 12 / 512 - 1e-5) * (1 + math.cos(math.pi * step / 8)) / 2 for step in range(2, 8)],
+        0.05,
+        0.1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_training_is_what_torch_alone_makes_of_the_recipe(name: str, tmp_path: Path) -> None:
+    """Rates, decay, clipping, loss and average by hand, in float64; the images and the first weights are the same."""
+    changes, kind, rates, decay, clip = BY_HAND[name]
+    changes = {**changes, "batch": 12, "run.precision": "fp64"}
+    options: dict[str, Any] = {"settings": changes, "epochs": 4, "size": 32, "limit": 24, "device": "cpu"}
+    found = load_file(train("swin_tiny_key", name, "shapes", tmp_path, arguments=SWIN, quiet=True, **options) / FILE)
+
+    recipe = read_recipe(name).within(4).override(changes)
+    mean, std = normalisation("swin_tiny_key")
+    data = open_training("shapes", recipe=recipe, size=(32, 32), mean=mean, std=std, device="cpu", limit=24)[0]
+    model = (
+        build_model("swin_tiny_key", recipe=recipe, classes=12, size=(32, 32), arguments=SWIN).model.double().train()
+    )
+    start = model.head.fc.weight.detach().clone()  # type: ignore[union-attr, operator]
+    decayed = [one for one in model.parameters() if one.ndim > 1]  # it has no table of positions
+    others = [one for one in model.parameters() if one.ndim <= 1]
+    optimiser = kind([{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}], lr=1.0)
+    average: dict[str, torch.Tensor] = {}
+    for rate, batch in zip(rates, (batch for epoch in range(4) for batch in data.batches(epoch)), strict=True):
+        for group in optimiser.param_groups:
+            group["lr"] = rate
+        answers = model(batch.images.double()).log_softmax(dim=1)
+        optimiser.zero_grad()
+        (-(batch.targets.double() * answers).sum(dim=1).mean()).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimiser.step()
+        for key, value in model.named_parameters():
+            value = value.detach()
+            average[key] = 0.8 * average[key] + 0.2 * value if key in average and clip is not None else value.clone()
+    for key, value in average.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-12, atol=1e-14)
+    assert not torch.allclose(found["head.fc.weight"], start, atol=1e-3)
 
 
 def test_a_hundred_class_folders_from_a_cold_start(
