@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from spatially.files import write_error, write_whole
 from spatially.train.recipe import Recipe
 
 Row = dict[str, Any]
+
+SPEED_SECONDS = (
+    600.0  # of which the time still to come is estimated: a step on a CPU may take minutes, as an evaluation may
+)
 
 
 class Log:
@@ -36,6 +41,7 @@ class Log:
             TextColumn("{task.fields[words]}"),
             TimeRemainingColumn(),
             console=console,
+            speed_estimate_period=SPEED_SECONDS,
             disable=not self.active,
         )
         self._task = self._progress.add_task(recipe.name, total=None, words="")
@@ -164,4 +170,5 @@ def memory() -> int:
         import resource
     except ImportError:  # Windows
         return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
