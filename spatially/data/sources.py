@@ -15,6 +15,7 @@ from PIL import Image
 
 from spatially.errors import UserError, first_line
 
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")  # how their names end
 READERS = ("torch/", "hfds/", "hfids/", "tfds/", "wds/")
 _PACKAGES = {"hfds": "datasets", "hfids": "datasets", "wds": "webdataset", "tfds": "tensorflow_datasets"}
 
@@ -77,6 +78,7 @@ def files_below(root: str | Path | None) -> list[tuple[str, tuple[int, int]]]:
 class Folder:
     """``root/class/image.jpg``, read by timm's folder reader: classes in natural order of their names.
 
+    Left to itself, the reader takes PNG and JPEG alone, and passes over a class of others without a word.
     What is hidden counts for nothing: timm takes ``._cat.jpg`` for an image and ``.ipynb_checkpoints`` for a class.
     """
 
@@ -85,7 +87,7 @@ class Folder:
 
         self.root = root
         try:
-            self._reader = ReaderImageFolder(str(root))
+            self._reader = ReaderImageFolder(str(root), input_key=";".join(IMAGES))
         except RuntimeError:
             raise UserError(f"{root} holds no images; give a folder with one folder of images a class") from None
         names = tuple(self._reader.class_to_idx)

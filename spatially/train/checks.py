@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from spatially.data.sources import IMAGES
 from spatially.errors import UserError, first_line
 from spatially.subject.subject import logits_of
 from spatially.train.recipe import Recipe
 from spatially.train.sources import VALIDATION
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 _TRIED = 2  # images: batch normalisation in training needs two
 
 
@@ -59,7 +59,7 @@ def _holding(folder: Path) -> Iterator[Path]:
     """The folders, itself or below, that images lie in; nothing that is hidden counts."""
     for root, below, names in os.walk(folder, followlinks=True):
         below[:] = [name for name in below if not name.startswith(".")]
-        if any(name.lower().endswith(_IMAGES) and not name.startswith(".") for name in names):
+        if any(name.lower().endswith(IMAGES) and not name.startswith(".") for name in names):
             yield Path(root)
 
 

@@ -15,6 +15,8 @@ from torchvision.transforms.v2.functional import center_crop, pil_to_tensor, res
 
 import spatially
 from spatially.data import Shapes
+from spatially.data.decode import decode
+from spatially.data.sources import Folder
 from spatially.errors import UserError
 
 
@@ -39,6 +41,19 @@ def test_hidden_images_and_folders_count_for_nothing(
     assert not images.skipped
     assert images.classes == ("class0", "class1", "class2", "class3")
     assert images.labels.max() == 3
+
+
+def test_images_of_every_kind_count_and_no_class_is_passed_over(make_folder: Callable[..., Path]) -> None:
+    root = make_folder()
+    for number, ending in enumerate(("webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "JPEG")):
+        (root / f"kind{number}").mkdir()
+        Image.new("L", (40, 40), number).save(root / f"kind{number}" / f"0.{ending}")
+    source = Folder(root)
+    assert source.classes == (*(f"class{number}" for number in range(4)), *(f"kind{number}" for number in range(8)))
+    assert source.labels() == [label for label in range(4) for _ in range(5)] + list(range(4, 12))
+    for number in range(20, 28):
+        with source.read(number)[0] as file:
+            assert decode(file).size == (40, 40)
 
 
 def test_an_image_beside_the_class_folders_is_refused(
