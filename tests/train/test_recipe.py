@@ -172,6 +172,9 @@ def test_the_head_says_what_a_reader_asks(name: str) -> None:
     for word in ("Paper:", "Command:", "Takes:", "Expect:"):
         assert word in head
     assert f"--recipe {name}" in head or name == "demo"
+    if read_recipe(name).paper == "xu":  # whose models have convolutional keys
+        assert read_recipe(name).model.qk_norm is None
+        assert "model.qk_norm=false for its plain form" in head
 
 
 @pytest.mark.parametrize("name", recipe_names())
