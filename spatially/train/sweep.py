@@ -134,14 +134,16 @@ def sweep(
     folder = Path(out)
     chosen = choose(recipe, settings=settings, epochs=epochs)
     wanted = members(models, vary)
+    missing = [member for member in wanted if _known(member, chosen, data, folder, options) is None]
+    for member in missing:
+        _check(member, chosen, options.get("size"))
+    outcomes: list[Outcome] = []
     for member in wanted:
-        if _known(member, chosen, data, folder, options) is None:
-            _check(member, chosen, options.get("size"))
-    outcomes = [_outcome(member, chosen, data, folder, options) for member in wanted]
-    if os.environ.get("RANK", "0") != "0":
-        return outcomes
-    write_table(outcomes, folder / "sweep.csv")
-    write_figures(outcomes, folder, heading=f"{chosen.name}, epochs: {chosen.total_epochs}")
+        outcomes.append(_outcome(member, chosen, data, folder, options))
+        # At once, as the next one may take days or diverge.
+        if (member in missing or member is wanted[-1]) and os.environ.get("RANK", "0") == "0":
+            write_table(outcomes, folder / "sweep.csv")
+            write_figures(outcomes, folder, heading=f"{chosen.name}, epochs: {chosen.total_epochs}")
     return outcomes
 
 

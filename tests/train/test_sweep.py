@@ -35,6 +35,9 @@ def test_a_sweep_goes_on_where_it_was(run: Run, tmp_path: Path, monkeypatch: pyt
     words += ["--input-size", 32, "--limit", 24, "--batch", 12, "--epochs", 1, "--device", "cpu", "--out", tmp_path]
     assert run(*words)[0] == 130
     assert len(calls) == 2
+    done = list(csv.DictReader((tmp_path / "sweep.csv").open()))
+    assert [row["model"] for row in done] == ["resnet50_flat"]  # what is known so far can be looked at
+    assert (tmp_path / "sweep.png").is_file()
     code, _, error = run(*words)
     assert code == 0, error
     assert calls == [f"resnet50_flat-{{'base_width': {width}}}" for width in (8, 16, 16)]
