@@ -109,13 +109,12 @@ class TrainingStep:
         if not self.model.training:
             self.model.train()
         images = batch.images.to(device=self.device, dtype=self.dtype, memory_format=self.memory_format)
-        teacher = self.teacher(images) if self.teacher is not None else None
         parts = Batch(images, batch.targets.to(self.device), batch.labels.to(self.device)).chunks(self.parts)
-        taught = [None] * len(parts) if teacher is None else teacher.chunk(self.parts)
         results = []
-        if self._graphs:
-            torch.compiler.cudagraph_mark_step_begin()
-        for part, logits in zip(parts, taught, strict=True):
+        for part in parts:
+            logits = self.teacher(part.images) if self.teacher is not None else None
+            if self._graphs:  # and so in one part
+                torch.compiler.cudagraph_mark_step_begin()
             with self._joining(last=part is parts[-1]):
                 with self.precision():
                     found = self._forward(part.images, part.targets, part.labels, logits)

@@ -158,6 +158,23 @@ def test_channels_last_changes_nothing_but_the_layout() -> None:
     np.testing.assert_allclose(results, expected, rtol=1e-10)
 
 
+def test_a_teacher_is_asked_part_by_part() -> None:
+    """Which would not fit into memory otherwise; its answers go to the images they are of."""
+    sizes: list[int] = []
+
+    def teacher(images: Tensor) -> Tensor:
+        sizes.append(len(images))
+        return images.mean(dim=(2, 3)) * 5
+
+    found = []
+    for parts in (1, 4):
+        changes = {"run.precision": "fp64", "run.accumulation": parts, "distillation": {"teacher": "x", "kind": "soft"}}
+        step = training_step(tiny.network(drop=0.0), tiny.recipe(**changes), teacher=teacher)
+        found.append([step(batch).tolist() for batch in tiny.TinyData().batches(0)])
+    assert sizes == [8] * 5 + [2] * 20
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-9)
+
+
 def test_distillation_token_is_switched_on_with_a_teacher_and_off_without() -> None:
     import timm
 
