@@ -22,9 +22,8 @@ from spatially.train.recipe import Recipe
 
 Row = dict[str, Any]
 
-SPEED_SECONDS = (
-    600.0  # of which the time still to come is estimated: a step on a CPU may take minutes, as an evaluation may
-)
+# The last so many seconds say how long the rest will take: a step on a CPU may last minutes, and an evaluation too.
+SPEED_SECONDS = 600.0
 
 
 class Log:
