@@ -28,6 +28,7 @@ WORDS = {
     "both": "uses both",
     "bag": "a bag of patches",
     "open": "not settled",
+    "cut": "cannot be told",
     "undefined": "undefined",
 }
 # What is known all the same where an interval reaches across one line only.
@@ -59,10 +60,21 @@ class Answer:
 
 
 def headline_block(results: Results) -> int:
-    """The paper speaks of 8×8 blocks first; smaller ones cut through the patches themselves."""
+    """The smallest that all have and that leaves the patches of all whole, from 8×8 on, of which the paper speaks first;
+    where none does, one that is no smaller than any patch."""
     common = set.intersection(*(set(blocks({name: dataset})) for name, dataset in results.items()))
     sizes = sorted(common) or blocks(results)
-    return next((block for block in sizes if block >= 8), sizes[-1])
+    sizes = [block for block in sizes if block >= 8] or sizes[-1:]
+    patches = [int(side) for side in (attribute(one, "patch") for one in results.values()) if isfinite(side)]
+    whole = [block for block in sizes if not any(block % side for side in patches)]
+    large = [block for block in sizes if block >= max(patches, default=0)]
+    return (whole or large or sizes[-1:])[0]
+
+
+def cut_patch(dataset: xr.Dataset, block: int) -> int | None:
+    """The side of the model's patches if blocks of this size cut through them."""
+    side = attribute(dataset, "patch")
+    return int(side) if isfinite(side) and block % side else None
 
 
 def verdict(reliance: Estimate) -> str:
@@ -108,6 +120,7 @@ def summary(found: list[Answer]) -> str:
         "below": ("uses patches, alone or beside structure", "use patches, alone or beside structure"),
         "bag": ("is a bag of patches", "are bags of patches"),
         "open": ("is not settled by this many images", "are not settled by this many images"),
+        "cut": ("cannot be told with these blocks", "cannot be told with these blocks"),
         "undefined": ("cannot be judged", "cannot be judged"),
     }
     counts = {key: sum(answer.kind == key for answer in found) for key in phrases}
@@ -117,20 +130,23 @@ def summary(found: list[Answer]) -> str:
 
 def extremes(found: list[Answer], block: int) -> str:
     """Who relies most and who least, each with its interval."""
-    defined = [answer for answer in found if answer.reliance.defined]
+    defined = [answer for answer in found if answer.reliance.defined and answer.verdict != "cut"]
     if len(defined) < 2:
         return ""
     most, least = defined[0], defined[-1]
     return (
-        f"When every {square(block)} block is shuffled, {most.model} loses most of its above-chance accuracy,"
-        f" {with_interval(most.reliance)}, and {least.model} least, {with_interval(least.reliance)}."
+        f"When every {square(block)} block is shuffled, {most.model} loses the largest share of its above-chance"
+        f" accuracy, {with_interval(most.reliance)}, and {least.model} the smallest, {with_interval(least.reliance)}."
     )
 
 
 def _answer(name: str, dataset: xr.Dataset, block: int, paste: xr.Dataset | None) -> Answer:
     reliance = estimate(dataset, "structure_reliance", block=block)
     decided = verdict(reliance)
-    more = [*_parts_alone(dataset, reliance), *_other_block(dataset, block), *_clean(dataset), *_paste(paste)]
+    if decided not in ("undefined", "bag") and cut_patch(dataset, block):
+        decided = "cut"
+    parts = [] if decided == "cut" else _parts_alone(dataset, reliance)
+    more = [*parts, *_other_block(dataset, block), *_clean(dataset), *_paste(paste)]
     return Answer(name, decided, _sentence(dataset, reliance, decided, block), tuple(more), reliance)
 
 
@@ -141,13 +157,20 @@ def _sentence(dataset: xr.Dataset, reliance: Estimate, decided: str, block: int)
     when = f"of its above-chance accuracy when every {square(block)} block is shuffled"
     if decided == "bag":
         return f"keeps {with_interval(kept)} {when}: a bag of patches."
+    patch = cut_patch(dataset, block)
+    if patch and decided == "cut":
+        return (
+            f"loses {with_interval(reliance)} {when}, but such blocks cut through its {square(patch)} patches, which costs"
+            f" a bag of patches accuracy too: measure it with blocks of {patch} pixels or a multiple."
+        )
     if decided == "open":
         if side := half_settled(reliance):
             known = {"above": "no bag of patches", "below": "no rigid template"}[side]
+            alone = {"above": "structure", "below": "patches"}[side]
             line = percent(STRUCTURE if side == "above" else BAG)
             return (
-                f"loses {with_interval(reliance)} {when}: it is {known}; the interval reaches across {line}, so whether"
-                f" it is {HALF_SETTLED[side]}, more images would tell."
+                f"loses {with_interval(reliance)} {when}: it is {known}; the interval reaches across {line}, so it takes"
+                f" more images to tell {alone} alone from both."
             )
         lines = listing(percent(line) for line in (BAG, STRUCTURE) if reliance.low <= line <= reliance.high)
         return f"loses {with_interval(reliance)} {when}: the interval reaches across {lines}, so it is not settled."

@@ -24,6 +24,7 @@ LABELS = {
     "chance": "Chance",
     "bag_accuracy": "Best bag of patches",
     "parameters": "Parameters",
+    "patch": "Patch side (pixels)",
     "source": "From",
     "weights": "Weights",
     "weights_fingerprint": "Weights' fingerprint",
@@ -43,6 +44,7 @@ SHARES = {"chance", "bag_accuracy"}
 HIDDEN = {"probe", "model", "class_names", "key", "position", "answers"}
 OF_A_MODEL = {
     "parameters",
+    "patch",
     "weights",
     "weights_fingerprint",
     "preprocessing",

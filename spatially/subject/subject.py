@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from spatially.errors import UserError
 from spatially.subject.classes import Alignment, ClassNames, align
 from spatially.subject.fingerprint import Fingerprint
+from spatially.subject.patches import patch_side
 from spatially.subject.preprocessing import Preprocessing
 
 HALF = (torch.bfloat16, torch.float16)
@@ -162,11 +163,13 @@ class Subject:
 
     def describe(self) -> dict[str, Any]:
         """What a result has to say about the model it was measured on: strings, numbers and what JSON can hold."""
+        patch = patch_side(self.model)
         return {
             "model": self.name,
             **self._facts,
             "weights_fingerprint": self.fingerprint,
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            **({} if patch is None else {"patch": patch}),
             "dtype": str(self.dtype).removeprefix("torch."),
             "answers": self.answers,
             "preprocessing": self.preprocessing.describe(),

@@ -94,8 +94,8 @@ def test_an_interval_across_one_line_still_says_what_is_known():
 def test_most_and_least_come_with_their_intervals():
     results = {"bag": with_reliance(0.1, 0.05, 0.15), "template": with_reliance(0.97, 0.95, 0.99)}
     assert extremes(answers(results, {}), 8) == (
-        "When every 8×8 block is shuffled, template loses most of its above-chance accuracy, 97\u202f% [95, 99], and bag"
-        " least, 10\u202f% [5, 15]."
+        "When every 8×8 block is shuffled, template loses the largest share of its above-chance accuracy, 97\u202f%"
+        " [95, 99], and bag the smallest, 10\u202f% [5, 15]."
     )
     assert extremes(answers({"bag": results["bag"]}, {}), 8) == ""
 
@@ -129,6 +129,31 @@ def test_paste_is_told_where_it_was_measured():
 @pytest.mark.parametrize(("sizes", "block"), [((1, 2, 8, 16), 8), ((16, 32), 16), ((2, 4), 4)])
 def test_headline_block(sizes, block):
     assert headline_block({"a": Study.sensitivity("a", (0.8, 0.2, 0.1), blocks=sizes, images=20)}) == block
+
+
+@pytest.mark.parametrize(
+    ("patches", "block"), [((4,), 8), ((16,), 16), ((4, 32), 32), ((14,), 16), ((14, 16), 16), ((64,), 32)]
+)
+def test_headline_blocks_leave_patches_whole_where_they_can(patches, block):
+    results = {f"m{side}": Study.sensitivity("m", (0.8, 0.2, 0.1), images=20, patch=side) for side in patches}
+    assert headline_block(results) == block
+
+
+def test_nothing_is_concluded_from_blocks_that_cut_through_patches():
+    cut, bag = with_reliance(0.96, 0.94, 0.98), with_reliance(0.1, 0.05, 0.15)
+    for dataset in (cut, bag):
+        dataset.attrs["patch"] = 14
+        for end in ("", "_low", "_high"):
+            name = "structure_reliance" + end
+            dataset[name].loc[{"block": 16}] = dataset[name].sel(block=8)
+    found = answers({"cut": cut, "bag": bag}, {})
+    assert [answer.word for answer in found] == ["cannot be told", "a bag of patches"]
+    assert found[0].sentence.endswith(
+        "but such blocks cut through its 14×14 patches, which costs a bag of patches accuracy too: measure it with blocks"
+        " of 14 pixels or a multiple."
+    )
+    assert summary(found) == "Of 2 models, 1 is a bag of patches and 1 cannot be told with these blocks."
+    assert extremes(found, 16) == ""
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import spatially.subject.subject
 from spatially.errors import UserError
 from spatially.subject import Preprocessing, Subject
 from spatially.subject.classes import ClassNames
+from spatially.subject.patches import patch_side
 
 MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
 
@@ -149,6 +150,22 @@ def test_describes_itself_in_plain_values():
     assert (facts["preprocessing"]["mean"], facts["preprocessing"]["input_size"]) == (list(MEAN), [8, 8])
     assert facts["class_mapping"] == "class_map"
     assert json.loads(facts["class_members"]) == {"x": [0, 1], "y": [2]}
+
+
+@pytest.mark.parametrize(
+    ("model", "patch"),
+    [
+        (nn.Conv2d(3, 8, 16, stride=16), 16),
+        (nn.Conv2d(3, 8, 7, stride=2, padding=3), None),
+        (nn.Conv2d(3, 8, 4, stride=4, padding=1), None),
+        (nn.Conv2d(3, 8, (4, 8), stride=(4, 8)), None),
+        (nn.Sequential(nn.Conv2d(8, 8, 2, stride=2)), None),
+        (nn.Linear(3, 8), None),
+    ],
+)
+def test_patches_are_known_where_they_do_not_overlap(model, patch):
+    assert patch_side(model) == patch
+    assert subject_of(model).describe().get("patch") == patch
 
 
 @pytest.mark.cuda
