@@ -11,6 +11,7 @@ import yaml
 from spatially.errors import UserError
 
 MODEL, IMAGES, PROBING, RUN = "Model", "Images", "Probes", "Run"
+SEVERAL = re.compile(r"\s*[-+.\d/]+(\s*,\s*[-+.\d/]+)+\s*")  # numbers or fractions, with commas between them
 
 
 def numbers(text: str, what: str, kind: type = int) -> list[Any]:
@@ -31,7 +32,7 @@ def input_size(text: str) -> int | list[int]:
 
 
 def settings(words: list[str]) -> dict[str, dict[str, Any]]:
-    """``paste.block=32`` words as probe → option → value; values are read as YAML."""
+    """``paste.block=32`` words as probe → option → value; values are read as YAML, and ``8,16`` as ``[8, 16]``."""
     found: dict[str, dict[str, Any]] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -39,7 +40,7 @@ def settings(words: list[str]) -> dict[str, dict[str, Any]]:
         if not (equals and dot and option):
             raise UserError(f"--set takes PROBE.OPTION=VALUE, but came as {word!r}")
         try:
-            found.setdefault(probe, {})[option] = yaml.safe_load(value)
+            found.setdefault(probe, {})[option] = yaml.safe_load(f"[{value}]" if SEVERAL.fullmatch(value) else value)
         except yaml.YAMLError:
             raise UserError(f"--set cannot read the value in {word!r}") from None
     return found

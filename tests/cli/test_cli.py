@@ -12,6 +12,7 @@ from PIL import Image
 from xarray import load_dataset
 
 from spatially.cli import main
+from spatially.cli.options import settings
 
 
 @pytest.fixture
@@ -55,6 +56,21 @@ def test_probe_then_report(run: Callable, tmp_path: Path) -> None:
     for ending in ("svg", "pdf", "png"):
         assert (tmp_path / "figures" / f"sensitivity_shuffle.{ending}").exists()
     assert (tmp_path / "tables" / "sensitivity_accuracy.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("sensitivity.blocks=8,16", [8, 16]),
+        ("sensitivity.blocks=[8, 16]", [8, 16]),
+        ("sensitivity.ratios=0, .5,1", [0, 0.5, 1]),
+        ("robustness.epsilons=1/255,4/255", ["1/255", "4/255"]),
+        ("interpolation.towards=a,b.pth", "a,b.pth"),
+    ],
+)
+def test_brackets_may_be_forgotten_around_numbers(word: str, value: object) -> None:
+    probe, _, option = word.partition("=")[0].partition(".")
+    assert settings([word]) == {probe: {option: value}}
 
 
 def test_preprocessing_from_the_command_line_reaches_the_result(run: Callable, tmp_path: Path) -> None:
