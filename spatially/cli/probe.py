@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -194,6 +195,19 @@ def show_results(results) -> None:  # type: ignore[no-untyped-def]
         table.add_row(escape(model), f"{clean:.1%}", *(_reliance(curve, block) for block in blocks))
         table.add_section()
     print_once(table)
+    for remark in _remarks({model: results["sensitivity"][model] for model in shuffled}):
+        print_once(escape(remark))
+
+
+def _remarks(results) -> Iterator[str]:  # type: ignore[no-untyped-def]
+    """What the numbers do not say: how much of the image was shuffled, and why a model has none."""
+    from spatially.drawing.values import covered_note, undefined_because
+
+    if note := covered_note(results):
+        yield note
+    for model, result in results.items():
+        if result["structure_reliance"].isnull().all():
+            yield f"{model} undefined: {undefined_because(result, kind='shuffle', block=int(result['block'][0]))}"
 
 
 def _reliance(curve, block: int) -> str:  # type: ignore[no-untyped-def]

@@ -145,3 +145,17 @@ def undefined_because(dataset: xr.Dataset, *, kind: str, block: int) -> str:
     if not isfinite(number(dataset, "accuracy", kind=kind, block=block, ratio=1.0)):
         return f"α = 1 was not measured for {action}"
     return "the measurement gave no value"
+
+
+def covered(results: Results, block: int) -> str:
+    """Which share of the image whole blocks cover, where that is not all of it, and the same for all models."""
+    found = [number(dataset, "covered", block=block) for dataset in results.values()]
+    partly = sorted({round(value, 3) for value in found if isfinite(value) and value < 0.9995})
+    return percent(partly[0]) if len(partly) == 1 else ""
+
+
+def covered_note(results: Results) -> str:
+    """What to know of block sizes that leave a strip of the image as it is; empty where none does."""
+    shares = {square(block): covered(results, block) for block in blocks(results)}
+    partly = [f"{size} blocks cover {share}" for size, share in shares.items() if share]
+    return f"{listing(partly)} of the image; the rest stays as it is." if partly else ""

@@ -34,6 +34,8 @@ from spatially.drawing.values import (
     Results,
     attribute,
     blocks,
+    covered,
+    covered_note,
     estimate,
     kinds,
     listing,
@@ -136,9 +138,8 @@ def _curve(dataset: xr.Dataset, name: str, *, kind: str, block: int) -> Curve | 
 
 def _panel_title(results: Results, block: int) -> str:
     """The block size, and how much of the image its whole blocks cover when that is not all."""
-    covered = [number(dataset, "covered", block=block) for dataset in results.values()]
-    partly = sorted({round(value, 3) for value in covered if isfinite(value) and value < 0.9995})
-    return f"{square(block)} px blocks" + (f" ({percent(partly[0])} of the image)" if len(partly) == 1 else "")
+    share = covered(results, block)
+    return f"{square(block)} px blocks" + (f" ({share} of the image)" if share else "")
 
 
 def _levels(results: Results) -> list[tuple[float, str, Any]]:
@@ -227,7 +228,7 @@ def _reliance(results: Results) -> Figure:
         heading="How much a model relies on structure",
         label="structure reliance: share of the above-chance accuracy lost when every block is shuffled (α = 1)",
         ends=("bag of\npatches", "rigid\ntemplate"),
-        note=_undefined_note(results, "structure_reliance", ["shuffle"]),
+        note=_note(results, "structure_reliance", ["shuffle"]),
     )
 
 
@@ -242,7 +243,7 @@ def _area(results: Results, present: Sequence[str]) -> Figure:
         heading="How early a model collapses",
         label="sensitivity area: lost share of the area under the above-chance accuracy curve, over all ratios α",
         ends=("never", "at once"),
-        note=_undefined_note(results, "sensitivity_area", present),
+        note=_note(results, "sensitivity_area", present),
     )
 
 
@@ -262,9 +263,9 @@ def _order(results: Results, panels: Sequence[DotPanel]) -> list[str]:
     return ordered(list(results), mean)
 
 
-def _undefined_note(results: Results, name: str, present: Sequence[str]) -> str:
-    """One line a model that has an undefined value, with the reason."""
-    lines = []
+def _note(results: Results, name: str, present: Sequence[str]) -> str:
+    """What whole blocks do not cover, and one line a model that has an undefined value, with the reason."""
+    lines = [note] if (note := covered_note(results)) else []
     for model, dataset in results.items():
         reasons = dict.fromkeys(
             _reason(dataset, name, kind=kind, block=block) for kind in present for block in blocks(results)

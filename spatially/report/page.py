@@ -21,6 +21,7 @@ from spatially.drawing.values import (
     attribute,
     blocks,
     clean_accuracy,
+    covered_note,
     estimate,
     kinds,
     listing,
@@ -220,7 +221,8 @@ def _ranking(sensitivity: Results, found: list[answer.Answer]) -> Table | None:
     caption = (
         f"Ranked by structure reliance with {square(answer.headline_block(sensitivity))} pixel blocks, in per cent,"
         " 95 % intervals in brackets: 0 is a bag of patches, 100 a rigid template."
-    )
+        f" {covered_note(sensitivity)}"
+    ).strip()
     return Table("sensitivity_reliance", "Ranking", caption, columns, rows, len(rows))
 
 

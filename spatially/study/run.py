@@ -178,7 +178,12 @@ def _show_plan(
 def _notes(task: Task) -> Iterator[str]:
     """What a reader of the numbers should know beforehand."""
     facts = task.subject.describe()
-    if facts["class_mapping"] not in ("identity", "none"):
+    if facts["class_mapping"] == "order":
+        yield (
+            f"{task.model} has other names for its {task.subject.answers} classes than the data: they are taken in the same"
+            " order; if that is wrong, say which is which with --class-map FILE"
+        )
+    elif facts["class_mapping"] not in ("identity", "none"):
         count, how = task.subject.answers, facts["class_mapping"]
         yield f"{task.model} answers among the data's {count} classes (by {how}), chance {1 / count:.1%}"
     for skipped in task.images.skipped[:5]:

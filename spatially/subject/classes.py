@@ -199,7 +199,7 @@ def _by_names(model: str, known: ClassNames, answers: int, classes: tuple[str, .
         if len(set(numbers)) == len(numbers):
             return Alignment("indices", classes, tuple((number,) for number in numbers))
     if len(classes) == answers and len(best) == len(classes):
-        return identity
+        return Alignment("order", classes) if known.schemes() else identity
     if len(classes) > answers:
         raise UserError(
             f"the data has {len(classes)} classes, {model} answers in {answers}: it cannot be measured on them"

@@ -73,6 +73,33 @@ def test_brackets_may_be_forgotten_around_numbers(word: str, value: object) -> N
     assert settings([word]) == {probe: {option: value}}
 
 
+def test_what_the_table_does_not_say_stands_below_it(run: Callable, tmp_path: Path) -> None:
+    for number in range(12):  # all alike, so that one is right by chance
+        folder = tmp_path / "images" / f"class_{number:02}"
+        folder.mkdir(parents=True)
+        Image.new("RGB", (64, 64), "grey").save(folder / "one.png")
+    images = tmp_path / "images"
+    words = [
+        "demo/vit",
+        "--data",
+        images,
+        "--device",
+        "cpu",
+        "--blocks",
+        "24",
+        "--ratios",
+        "0,1",
+        "--out",
+        tmp_path / "o",
+    ]
+    code, out, plan = run("probe", *words)
+    told = " ".join(out.split())
+    assert code == 0
+    assert "demo/vit has other names for its 12 classes than the data" in " ".join(plan.split())
+    assert "24×24 blocks cover 56 % of the image; the rest stays as it is." in told
+    assert "demo/vit undefined: its accuracy on clean images (8 %) is not above chance" in told
+
+
 def test_preprocessing_from_the_command_line_reaches_the_result(run: Callable, tmp_path: Path) -> None:
     words = ["--mean", "0.1,0.2,0.3", "--std", "1,2,4", "--interpolation", "nearest", "--crop-mode", "squash"]
     code, _, _ = run("probe", *MODEL, *SMALL, *words, "--dtype", "float64", "--out", tmp_path)

@@ -6,7 +6,7 @@ from runpy import run_path
 
 import pytest
 
-from spatially.drawing.values import Estimate, percent, with_interval
+from spatially.drawing.values import Estimate, covered_note, percent, with_interval
 from spatially.report.answer import answers, extremes, headline_block, summary, verdict
 
 Study = run_path(str(Path(__file__).parent / "synthetic.py"))["Study"]
@@ -175,3 +175,11 @@ def test_percent_never_rounds_to_none_or_all(value, text):
 
 def test_an_interval_that_is_not_there_is_not_shown():
     assert with_interval(Estimate(0.5, nan, nan)) == "50\u202f%"
+
+
+def test_blocks_that_leave_a_strip_are_told():
+    results = {"a": Study.sensitivity("a", (0.8, 0.2, 0.1), blocks=(8, 24, 48), images=20)}
+    assert covered_note(results) == (
+        "24×24 blocks cover 93\u202f% and 48×48 blocks cover 74\u202f% of the image; the rest stays as it is."
+    )
+    assert covered_note({"a": Study.sensitivity("a", (0.8, 0.2, 0.1), blocks=(8, 16), images=20)}) == ""
