@@ -3,8 +3,9 @@ r"""How far a map is a two-dimensional Gaussian, and how wide (Kim et al., secti
 .. math:: g(x, y) = a \exp\left(-\frac{(x - x_c)^2}{2σ_x^2} - \frac{(y - y_c)^2}{2σ_y^2}\right), \qquad
           R^2 = 1 - \frac{\operatorname{var}(\text{map} - g)}{\operatorname{var}(\text{map})},
 
-fitted by least squares with a ≥ 0, the centre inside the grid and σ ≥ 1e-6, from the map's own moments on. The map's
-minimum is subtracted first. What remains of a constant is treated in one of three ways:
+fitted by least squares with a ≥ 0, the centre inside the grid and σ ≥ 1e-6, from the map's own moments and from its highest
+value on, of which the best counts. The map's minimum is subtracted first. What remains of a constant is treated in one of
+three ways:
 
 * ``baseline="free"``: the fit maximises R², which a constant does not change, as it does not change attention when it is
   added to all logits. A noiseless Gaussian reads R² = 1 and its own σ, however wide it is.
@@ -81,9 +82,13 @@ def fit_gaussian(values: NDArray[Any], *, baseline: str = "free") -> GaussianFit
 
 
 def _starts(raised: Map) -> list[tuple[float, float, float, float]]:
-    """Centre and widths by the moments of the map, and of its square, in which far tails weigh less."""
+    """Centre and widths by the moments of the map, and of its square, in which far tails weigh less; and a narrow and a
+    wide one around the highest value, for spots that stand beside others."""
     weights = np.clip(raised, 0, None)
-    return [_moments(weights, 1.0), _moments(weights**2, sqrt(2))]
+    y, x = (float(place) for place in np.unravel_index(raised.argmax(), raised.shape))
+    height, width = raised.shape
+    at_the_top = [(x, y, 1.0, 1.0), (x, y, width / 4, height / 4)]
+    return [_moments(weights, 1.0), _moments(weights**2, sqrt(2)), *at_the_top]
 
 
 def _moments(weights: Map, widening: float) -> tuple[float, float, float, float]:

@@ -72,6 +72,17 @@ def test_noise_is_no_gaussian_and_a_dip_is_none_either() -> None:
     assert abs(fit_gaussian(-gaussian((14, 14), x=6, y=6, sigma_x=2, sigma_y=2)).r_squared) < 0.3
 
 
+def test_one_spot_of_several_is_found() -> None:
+    map = np.zeros((12, 12))
+    for y, x, height in ((2, 2, 1.0), (2, 8, 0.9), (8, 2, 0.9), (8, 8, 0.9)):
+        map[y : y + 2, x : x + 2] = height
+    spot = gaussian((12, 12), x=2.5, y=2.5, sigma_x=0.7, sigma_y=0.7)
+    explained = np.corrcoef(map.ravel(), spot.ravel())[0, 1] ** 2
+    found = fit_gaussian(map)
+    assert found.r_squared >= explained > 0.25
+    assert (found.x, found.y) == pytest.approx((2.5, 2.5), abs=0.1)
+
+
 @pytest.mark.parametrize("map", [np.ones((5, 5)), np.full((5, 5), np.nan), np.eye(2), np.arange(9.0)[None]])
 def test_what_has_no_fit_says_so(map: np.ndarray) -> None:
     assert np.isnan(fit_gaussian(map).r_squared)
