@@ -144,6 +144,7 @@ class Probe(ABC):
 
     def run(self, subject: Subject, images: Images, *, batch: int = 64, progress: bool = False) -> xr.Dataset:
         """Measure ``subject`` on ``images`` in this process."""
+        check_run(subject, images)
         view = self.view(subject, images)
         self.check(view, images)
         chunks = self.chunks(images, batch=batch)
@@ -171,6 +172,22 @@ class Probe(ABC):
         result = self.summarise(self.join(parts), chance=chance_of(view))
         result.attrs = describe(self, view, images, batch=batch)
         return result
+
+
+def check_run(subject: Any, images: Any) -> None:
+    """A name instead of a model, or a tensor instead of images, is told what makes one of it."""
+    from spatially.data import Images
+    from spatially.subject import Subject
+
+    if not isinstance(subject, Subject):
+        raise UserError(
+            f"subject must be what spatially.load(…) gives, but came as {type(subject).__name__}: run(subject, images)"
+        )
+    if not isinstance(images, Images):
+        raise UserError(
+            f"images must be what spatially.open_images(…, subject) gives, which takes folders as well as arrays with"
+            f" labels, but came as {type(images).__name__}"
+        )
 
 
 def cut(images: Images, *, batch: int, seed: int) -> list[Rows]:

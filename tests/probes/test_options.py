@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import timm
+import torch
 
 import spatially
 from spatially.data import Images
@@ -184,3 +185,14 @@ def test_no_images(probe: Probe) -> None:
     )
     with pytest.raises(UserError, match="at least one"):
         probe.run(subject, images)
+
+
+@pytest.mark.parametrize("wrong", ["resnet50", torch.nn.Linear(2, 2), torch.rand(2, 3, 32, 32)])
+def test_what_is_no_subject_or_no_images_is_told_how_to_become_it(
+    wrong: Any, subject: spatially.Subject, memory_images: Images
+) -> None:
+    came = f"came as {type(wrong).__name__}"
+    with pytest.raises(UserError, match=rf"subject must be what spatially\.load.*{came}"):
+        Paste().run(wrong, memory_images)
+    with pytest.raises(UserError, match=rf"images must be what spatially\.open_images.*{came}"):
+        Paste().run(subject, wrong)
