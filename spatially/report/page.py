@@ -273,7 +273,7 @@ def _absent(probe: str, models: Results, names: Sequence[str], reasons: Mapping[
     for name in names:
         if name not in models:
             of.setdefault(reasons.get((name, probe), "not measured").removeprefix(f"{name} "), []).append(name)
-    return [f"{listing(found)}: {reason}" for reason, found in of.items()]
+    return [f"{listing(found)} ({reason})" for reason, found in of.items()]
 
 
 def _definition(models: Results) -> str:

@@ -208,7 +208,7 @@ def test_what_holds_for_all_probes_is_said_once(report):
 def test_models_that_a_probe_has_nothing_for_are_named_with_the_reason(tmp_path):
     results = {"sensitivity": small() | {"b": small()["a"]}, "paste": {"a": Study.paste("a", 0.6, 0.2)}}
     skipped = [{"model": "b", "probe": "paste", "reason": "b has no such thing"}]
-    for known, words in ((skipped, "Not here: b: has no such thing."), ([], "Not here: b: not measured.")):
+    for known, words in ((skipped, "Not here: b (has no such thing)."), ([], "Not here: b (not measured).")):
         page = write_report(tmp_path, results=results, figures_for={}, skipped=known)
         assert words in "".join(parse(page).text)
 
