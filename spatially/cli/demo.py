@@ -66,8 +66,9 @@ def demo_probes(wanted: str) -> dict[str, dict[str, Any]]:
         "paste": {"block": 8},
         # The object fills the centre half, so that nothing would be left of it; and a step of 1/255 changes nothing.
         "robustness": {"occlusion": 0.25, "epsilons": ["1/255", "4/255"]},
-        "hessian": {},
-        "landscape": {"points": 5},
+        # Mirrored or cut, an arrangement is another one: the models were trained on whole images that are never flipped.
+        "hessian": {"augmentation": "none"},
+        "landscape": {"points": 5, "augmentation": "none"},
     }
     names = [one.strip() for one in wanted.split(",") if one.strip()]
     chosen = {name: fitting.get(name, {}) for name in names}

@@ -72,6 +72,15 @@ def test_the_demos_probes_have_options_for_its_images() -> None:
     assert every[0].blocks == (4, 8, 16, 32)  # type: ignore[attr-defined]
 
 
+def test_the_demos_loss_is_that_of_images_as_its_models_were_trained_on() -> None:
+    options = demo_probes("hessian,landscape")
+    subject = spatially.load("demo/vit", device="cpu", dtype="float32")
+    images = spatially.open_images("shapes", subject, limit=48)
+    terrain = spatially.probes.Landscape(**options["landscape"] | {"points": 3}).run(subject, images)
+    assert terrain.origin_accuracy == demo_training.accuracy(subject, 48) == 1
+    assert options["hessian"]["augmentation"] == options["landscape"]["augmentation"]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("pit" not in demo.trained(), reason="the demo's models are not trained here")
 def test_every_probe_has_something_to_say_of_a_pit(run: Run, tmp_path: Path) -> None:
