@@ -146,7 +146,13 @@ def _find(label: str, names: tuple[str, ...]) -> int:
 
 
 def _print(rows: list[LookRow], views: list[LookView]) -> None:
-    table = Table("model", "follows", *(view.caption for view in views))
+    table = Table(
+        "model",
+        "class",
+        *(view.caption for view in views),
+        caption="probability of the class; in brackets what the model says instead",
+        caption_justify="left",
+    )
     for row in rows:
         shares = row.reference_probability or [0.0] * len(views)
         cells = [

@@ -178,6 +178,7 @@ def test_look(image: str, run: Callable, tmp_path: Path) -> None:
     )
     assert code == 0
     assert "rigid_template" in out
+    assert "probability of the class" in out
     assert Image.open(tmp_path / "look.png").width > 800
 
 
