@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -185,9 +186,11 @@ def show_results(results) -> None:  # type: ignore[no-untyped-def]
         title_justify="left",
         caption="with 95 % intervals; of k×k pixel blocks, all of them shuffled",
         caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
     )
     table.add_column("model", overflow="fold")
-    table.add_column("clean accuracy", justify="right")
+    table.add_column("clean\naccuracy", justify="right")
     for block in blocks:
         table.add_column(f"k = {block}", justify="right", no_wrap=True)
     for model, curve in shuffled.items():
