@@ -6,6 +6,7 @@ import pandas
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from spatially.drawing.panels import DotPanel, draw_dots, ordered
 from spatially.drawing.style import MUTED, figure_style, series
@@ -41,6 +42,7 @@ def figures(results: Results) -> dict[str, Figure]:
     )
     with figure_style():
         for axes, test in zip(figure.axes, names, strict=False):
+            axes.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0, symbol=""))
             for chance in {number(result, "test_chance", test=test) for result in results.values()}:
                 if isfinite(chance):
                     place = axes.get_xaxis_transform()

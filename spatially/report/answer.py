@@ -169,8 +169,8 @@ def _sentence(dataset: xr.Dataset, reliance: Estimate, decided: str, block: int)
             alone = {"above": "structure", "below": "patches"}[side]
             line = percent(STRUCTURE if side == "above" else BAG)
             return (
-                f"loses {with_interval(reliance)} {when}: it is {known}; the interval reaches across {line}, so it takes"
-                f" more images to tell {alone} alone from both."
+                f"loses {with_interval(reliance)} {when}: it is {known}; the interval reaches across {line}, so it uses"
+                f" {alone} alone or both."
             )
         lines = listing(percent(line) for line in (BAG, STRUCTURE) if reliance.low <= line <= reliance.high)
         return f"loses {with_interval(reliance)} {when}: the interval reaches across {lines}, so it is not settled."
@@ -188,15 +188,12 @@ def _parts_alone(dataset: xr.Dataset, reliance: Estimate) -> list[str]:
         return []
     level = (clean.value - bag) / (clean.value - chance)
     if reliance.low > level:
-        found = "this one loses more, so once they are displaced it cannot use all of its parts either"
+        found = "It loses more, so once they are displaced it cannot use all of its parts either"
     elif reliance.high < level:
-        found = "this one loses less, so what is whole inside a block still helps it"
+        found = "It loses less, so what is whole inside a block still helps it"
     else:
-        found = "so does this one, within its interval"
-    return [
-        "A model that knows the arrangement, and is left with the parts once that is gone, would lose"
-        f" {percent(level)}: {found}."
-    ]
+        found = "It does, within its interval"
+    return [f"Left with the parts alone it would lose {percent(level)}. {found}."]
 
 
 def _other_block(dataset: xr.Dataset, block: int) -> list[str]:
