@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from spatially.files import WriteError
     from spatially.study.processes import leave
 
-    warnings.formatwarning = _one_line
+    before, warnings.formatwarning = warnings.formatwarning, _one_line
     errors = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
     # Under a launcher every process meets the same mistake; one of them says it.
     speaks = os.environ.get("RANK", "0") == "0"
@@ -62,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _say(errors, "stopped; the same command goes on from here", 130, speaks)
     except typer.Exit as stop:
         code = stop.exit_code
+    finally:
+        warnings.formatwarning = before
     leave()
     sys.exit(code)
 

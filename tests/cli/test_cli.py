@@ -4,6 +4,7 @@ import json
 import shlex
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -289,14 +290,17 @@ def test_a_mistake_is_one_line_and_exit_code_two(case: str, run: Callable, tmp_p
     assert not (tmp_path / "o").exists()
 
 
-def test_a_warning_is_one_line_without_the_code_that_gave_it(
-    run: Callable, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("warnings.formatwarning", warnings.formatwarning)  # put back afterwards
+def test_a_warning_is_one_line_without_the_code_that_gave_it(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, before = [], warnings.formatwarning
+
+    def command(**_: object) -> None:
+        said.append(warnings.formatwarning("a.png cannot be\nread", UserWarning, "code.py", 3))
+
+    import_module("spatially.cli.commands")  # which register with the true one
+    monkeypatch.setattr("spatially.cli.app", command)
     run("--version")
-    assert (
-        warnings.formatwarning("a.png cannot be\nread", UserWarning, "code.py", 3) == "warning: a.png cannot be read\n"
-    )
+    assert said == ["warning: a.png cannot be read\n"]
+    assert warnings.formatwarning is before
 
 
 def test_full_disk_is_one_line(run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
