@@ -6,6 +6,7 @@ from torch import nn
 
 import spatially.subject.subject
 from spatially.errors import UserError
+from spatially.models.calibrators import BagOfPatches
 from spatially.subject import Preprocessing, Subject
 from spatially.subject.classes import ClassNames
 from spatially.subject.patches import patch_side
@@ -161,6 +162,7 @@ def test_describes_itself_in_plain_values():
         (nn.Conv2d(3, 8, (4, 8), stride=(4, 8)), None),
         (nn.Sequential(nn.Conv2d(8, 8, 2, stride=2)), None),
         (nn.Linear(3, 8), None),
+        (BagOfPatches(num_classes=2, patch=6), 6),
     ],
 )
 def test_patches_are_known_where_they_do_not_overlap(model, patch):
