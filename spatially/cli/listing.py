@@ -98,9 +98,9 @@ def probes() -> None:
         fields = dataclasses.fields(kind)  # type: ignore[arg-type]
         given = "; ".join(f"{one.name} = {_default(one.default)}" for one in fields)
         asked = READING.get(name, ("",))[0]
-        long = " [yellow]Takes long: --probes all leaves it out unless it is named as well.[/]" if kind.lengthy else ""
-        console.print(f"[bold cyan]{name}[/]  [bold]{escape(asked)}[/]{long}")
-        for text, style in ((kind.definition, ""), (kind.paper, "dim"), (f"options: {given}", "")):
+        long = "  [yellow]takes long: --probes all leaves it out unless it is named as well[/]" if kind.lengthy else ""
+        console.print(f"[bold cyan]{name}[/]{long}")
+        for text, style in ((asked, "bold"), (kind.definition, ""), (kind.paper, "dim"), (f"options: {given}", "")):
             console.print(Padding(escape(text), (0, 0, 0, 2)), style=style)
         console.print()
     console.print("an option is set by --set PROBE.OPTION=VALUE, for example --set paste.block=8")
