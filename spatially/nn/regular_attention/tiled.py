@@ -29,9 +29,8 @@ from torch.autograd import forward_ad
 from spatially.nn.regular_attention.field import Field
 from spatially.nn.regular_attention.tiling import Tiling, best
 
-BLOCK = (
-    2**18
-)  # logits of a block: 1 MB in single precision, which the caches of two cores hold with all that is made of it
+# Logits of a block: 1 MB in single precision, which the caches of two cores hold with all that is made of it.
+BLOCK = 2**18
 
 
 def attend(
@@ -42,10 +41,11 @@ def attend(
     maps = [_over_the_end(query, down, across), *(_with_border(part, down, across) for part in (key, value))]
     mask = _mask(down, across, bias, query)
     recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    if query.device.type == "cpu" and not recorded and not transformed(query, key, value, bias):
+    some = recorded or len(query) > 0  # of no images, fused kernels of PyTorch 2.11 end the process
+    if query.device.type == "cpu" and some and not recorded and not transformed(query, key, value, bias):
         out: Tensor = _ByBlock.apply(*map(_for_backward, maps), mask, down, across, scale)
     else:
-        fused = _fused_kernels_serve(query, key, value, bias)
+        fused = some and _fused_kernels_serve(query, key, value, bias)
         out = _at_once(maps, mask, down, across, scale, fused=fused)
     return out[:, : rows.length, : columns.length]
 
