@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,9 +16,19 @@ from torch import Tensor
 from spatially.nn.regular_attention import BORDERS, packed_regular_attention, regular_attention
 from spatially.nn.regular_attention.projections import unpack
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def release(module: ModuleType) -> tuple[int, ...]:
+    return tuple(int(number) for number in module.__version__.split(".")[:2])
+
+
+pytestmark = pytest.mark.skipif(
+    DEVICE == "cpu" and release(triton) < (3, 7) and release(np) >= (2, 4),
+    reason="the interpreter of Triton 3.6 takes no numbers of NumPy 2.4: install numpy<2.4, or a newer PyTorch",
+)
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
