@@ -1,7 +1,7 @@
 """Drawings and tables of what models cost: speed and memory against size and work; a table like tables 1-3 of Heo."""
 
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil, floor, log10
+from math import ceil, floor, isfinite, log10
 from typing import Any, NamedTuple
 
 import pandas
@@ -186,7 +186,13 @@ def _handles(looks: Mapping[str, Series], modes: Sequence[str]) -> list[Line2D]:
 def _scale(panel: Axes) -> None:
     """Logarithmic, with plain round numbers, and room around the outermost marks."""
     panel.margins(0.12)
-    for axis, set_scale in ((panel.xaxis, panel.set_xscale), (panel.yaxis, panel.set_yscale)):
+    data = panel.dataLim
+    for axis, set_scale, least in (
+        (panel.xaxis, panel.set_xscale, data.minposx),
+        (panel.yaxis, panel.set_yscale, data.minposy),
+    ):
+        if not isfinite(least):
+            continue  # nothing lies above 0: calibrators have no parameters
         set_scale("log")
         axis.set_major_locator(FixedLocator(round_numbers(*axis.get_view_interval())))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))

@@ -100,7 +100,7 @@ def _maps(
     heading: str,
     label: str,
     *,
-    word: Callable[[float], str] = "{:.2g}".format,
+    word: Callable[[float], str] = lambda level: f"{level:.2g}" if abs(level) < 100 else f"{level:,.0f}",
 ) -> Figure:
     columns = columns_for(len(results))
     rows = ceil(len(results) / columns)

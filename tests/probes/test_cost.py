@@ -174,6 +174,15 @@ def test_an_axis_always_has_numbers_to_read_it_by(low: float, high: float) -> No
     assert all(low <= one <= high for one in ticks)
 
 
+@pytest.mark.filterwarnings("error")
+def test_models_without_parameters_are_drawn_all_the_same() -> None:
+    subject = spatially.load("rigid_template", device="cpu")
+    images = spatially.open_images("shapes", subject, limit=2)
+    result = Cost(**QUICK).run(subject, images)
+    scales = {axes.get_xscale() for axes in Cost.drawing().figures({"template": result})["inference"].axes}
+    assert "linear" in scales
+
+
 def test_one_piece_so_that_one_process_measures() -> None:
     subject = subject_of(Hand())
     assert len(Cost().chunks(images_of(subject), batch=1)) == 1

@@ -47,6 +47,12 @@ def test_off_the_grid_the_origin_still_counts() -> None:
     assert np.isnan(found.curvature)
 
 
+def test_levels_are_written_in_plain_numbers() -> None:
+    figure = landscape_figures.figures({"steep": bowl(70.0)})["contours"]
+    words = {one.get_text() for one in figure.axes[-1].get_yticklabels()}
+    assert {"10", "100", "200"} <= words
+
+
 def test_the_table_and_the_words() -> None:
     results = {"flat": bowl(0.5), "steep": bowl(50.0)}
     table = landscape_figures.tables(results)["landscape"]
