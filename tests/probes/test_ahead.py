@@ -30,6 +30,7 @@ from spatially.probes import (
 )
 from spatially.probes.ahead import Outcomes, in_turn, read, settled
 from spatially.study import Study, run_study
+from spatially.study.store import Store
 
 MODEL: dict[str, Any] = {"model": "test_vit", "pretrained": False, "num_classes": 12, "input_size": 32, "seed": 3}
 
@@ -121,15 +122,22 @@ def test_a_line_of_weights_too(tmp_path: Path, request: pytest.FixtureRequest) -
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_study_keeps_each_part_under_its_own_number(tmp_path: Path) -> None:
+def test_a_study_keeps_each_part_under_its_own_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one that goes on would measure some images twice and others never."""
+    monkeypatch.setattr(Store, "clear_parts", lambda *_: None)
     wanted = {"variance": {}, "landscape": {"points": 2}}
     study = Study(models=[MODEL], data={"source": "shapes", "limit": 10}, probes=wanted, batch=4)
-    found = run_study(study, tmp_path, device="cpu", console=Console(quiet=True)).results()
+    store = run_study(study, tmp_path, device="cpu", console=Console(quiet=True))
     subject, images = look()
-    for probe in (Variance(), Landscape(points=2)):
+    for probe, member in ((Variance(), "image"), (Landscape(points=2), "point")):
+        found = store.results()[probe.name]["test_vit"]
+        for number, rows in enumerate(probe.chunks(images, batch=4)):
+            part = store.read_part("test_vit", probe.name, number, key=found.attrs["key"])
+            assert part is not None
+            assert part[member].values.tolist() == (images.index[rows] if member == "image" else rows).tolist()
         alone = probe.run(subject, images, batch=4)
         # A study computes with all threads, which may add up otherwise.
-        xr.testing.assert_allclose(found[probe.name]["test_vit"].drop_attrs(), alone.drop_attrs(), rtol=1e-4)
+        xr.testing.assert_allclose(found.drop_attrs(), alone.drop_attrs(), rtol=1e-4)
 
 
 @pytest.mark.usefixtures("gpu")
