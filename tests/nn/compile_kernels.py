@@ -8,6 +8,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from spatially.nn.regular_attention import kernels
+from spatially.nn.regular_attention.field import BORDERS
 from spatially.nn.regular_attention.launch import Launch
 from spatially.nn.regular_attention.shapes import Problem, choose
 
@@ -21,17 +22,18 @@ OWN = {
     "backward_bias": ({"STEPS": 2, "SLOTS": 64}, ("key", "value")),
 }
 CHOICES = {"BIAS": True, "NARROW": False, "KCOLUMNS": 16}
+SHARED_BYTES = 99 * 1024  # that a program may take on the smallest of the GPUs that the kernels are for
 
 
-def narrow(name: str, side: int, window: int) -> dict[str, object]:
-    """What a launch chooses for a grid that is narrower than a tile, on a chip whose shapes were measured on wider ones."""
-    shape = choose(Problem(name, side, side, window, 32, 2, False), "NVIDIA H200")
-    launch = Launch(name, (1, side, side, 1, 32), torch.bfloat16, torch.device("cpu"), False, window, "mask", shape)
+def chosen(name: str, side: int, border: str, dtype: torch.dtype, chip: str) -> dict[str, object]:
+    """What a launch chooses for a grid that is narrower than a tile."""
+    problem = Problem(name, side, side, 7, 32, dtype.itemsize, False, border)
+    launch = Launch(problem, 1, 1, dtype, torch.device("cpu"), choose(problem, chip))
     return launch._constants
 
 
-def compile_kernel(name: str, border: int, capability: int, **choices: object) -> None:
-    """To PTX, the last form before the chip's own, for bfloat16."""
+def compile_kernel(name: str, border: int, capability: int, maps: str = "bf16", **choices: object) -> None:
+    """To PTX, the last form before the chip's own."""
     kernel, (own, passing) = getattr(kernels, name), OWN[name]
     given = {**COMMON, **CHOICES, **own, "BORDER": border, **choices}
     block = f"{given['CHUNK']}, {given['KCOLUMNS']}"
@@ -41,12 +43,12 @@ def compile_kernel(name: str, border: int, capability: int, **choices: object) -
         if argument in constants:
             return "constexpr"
         if argument.removeprefix("edge_") in passing:
-            return f"tensordesc<bf16[1, 1, {'4, 8' if argument.startswith('edge') else block}, 32]>"
+            return f"tensordesc<{maps}[1, 1, {'4, 8' if argument.startswith('edge') else block}, 32]>"
         if argument in SUMS:
             return "*fp32"
         if argument in NUMBERS:
             return "fp32"
-        return "*bf16" if argument.split("_")[-1] in ("query", "key", "value", "out", "gradient") else "i32"
+        return f"*{maps}" if argument.split("_")[-1] in ("query", "key", "value", "out", "gradient") else "i32"
 
     source = ASTSource(
         kernel,
@@ -54,13 +56,18 @@ def compile_kernel(name: str, border: int, capability: int, **choices: object) -
         {(kernel.arg_names.index(argument),): value for argument, value in constants.items()},
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 1})
-    assert "mma.sync" in compiled.asm["ptx"], name
-    print(name, border, capability)
+    assert maps == "fp32" or "mma.sync" in compiled.asm["ptx"], name
+    assert compiled.metadata.shared <= SHARED_BYTES, (name, border, maps, compiled.metadata.shared)
+    print(name, border, capability, maps, compiled.metadata.shared)
 
 
 if __name__ == "__main__":
     for name in OWN:
         for border in map(int, sys.argv[2:]):
             compile_kernel(name, border, int(sys.argv[1]))
-        for side in (1, 4) if name != "backward_bias" else ():
-            compile_kernel(name, 0, int(sys.argv[1]), **narrow(name, side, 7))
+        for side in (1, 4) if name != "backward_bias" else ():  # shapes that were measured on wider grids
+            compile_kernel(name, 0, int(sys.argv[1]), **chosen(name, side, "mask", torch.bfloat16, "NVIDIA H200"))
+    # Where tiles see beyond a narrow grid, by shapes that were measured nowhere.
+    for name, border in (("forward", "zero"), ("backward_queries", "zero"), ("backward_keys", "shift")):
+        choices = chosen(name, 2, border, torch.float32, "another chip")
+        compile_kernel(name, BORDERS.index(border), int(sys.argv[1]), "fp32", **choices)

@@ -1,9 +1,13 @@
 """The table of the kernels' shapes: looked up by chip and problem, extended by `tune`."""
 
+import itertools
 import json
 from dataclasses import replace
 
+import pytest
+
 from spatially.nn.regular_attention import shapes
+from spatially.nn.regular_attention.field import BORDERS
 from spatially.nn.regular_attention.shapes import Problem, Shape, choose, forced, row, usual, write
 
 PROBLEM = Problem("forward", height=56, width=56, window=7, size=32, bytes=2, biased=False)
@@ -40,3 +44,21 @@ def test_a_forced_shape_goes_first():
     with forced("forward", OURS):
         assert choose(PROBLEM, "chip") == OURS
     assert choose(PROBLEM, "chip") == usual(PROBLEM)
+
+
+@pytest.mark.parametrize("border", BORDERS)
+@pytest.mark.parametrize("kernel", shapes.KERNELS)
+def test_a_chunk_holds_as_many_keys_in_narrow_grids(kernel, border):
+    for width, window, biased in itertools.product(range(1, 17), range(1, 14, 2), (False, True)):
+        problem = replace(PROBLEM, kernel=kernel, width=width, window=window, biased=biased, border=border)
+        shape = usual(problem)
+        assert shape.chunk * problem.key_columns(shape) == 32
+
+
+def test_a_narrow_grids_shape_is_not_taken_where_tiles_see_beyond_it(tmp_path, monkeypatch):
+    table, narrow, tall = tmp_path / "shapes.json", replace(PROBLEM, height=4, width=4), replace(OURS, chunk=8)
+    write(table, [row(narrow, "chip", tall)])
+    monkeypatch.setenv(shapes.OWN_TABLE, str(table))
+    beyond = replace(narrow, border="zero")
+    assert (choose(narrow, "chip"), narrow.key_columns(tall)) == (tall, 4)
+    assert (choose(beyond, "chip"), beyond.key_columns(tall)) == (usual(beyond), 16)

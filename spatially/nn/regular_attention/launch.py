@@ -41,8 +41,9 @@ def _launch(
     forced: Shape | None,
 ) -> "Launch":  # fmt: skip
     # `choose` asks for a forced shape as well; here it only keeps its launches apart.
-    problem = Problem(kernel, shape[1], shape[2], window, shape[4], dtype.itemsize, biased)
-    return Launch(kernel, tuple(shape), dtype, device, biased, window, border, choose(problem, _chip(device)))
+    batch, height, width, heads, size = shape
+    problem = Problem(kernel, height, width, window, size, dtype.itemsize, biased, border)
+    return Launch(problem, batch, heads, dtype, device, choose(problem, _chip(device)))
 
 
 @lru_cache
@@ -54,29 +55,25 @@ def _chip(device: torch.device) -> str:
 class Launch:
     """One kernel for one problem: its tiles and programs, and what was compiled for it."""
 
-    kernel: str
-    problem: tuple[int, ...]  # batch, height, width, heads, size of a head
+    problem: Problem
+    batch: int
+    heads: int
     dtype: torch.dtype
     device: torch.device
-    biased: bool
-    window: int
-    border: str
     shape: Shape
 
     def __post_init__(self) -> None:
-        batch, height, width, heads, size = self.problem
-        rows, columns = self.shape.rows, self.shape.columns
-        sees_only_the_image = self.border != ("shift" if self.kernel == "backward_keys" else "zero")
-        self.narrow = width <= columns and not self.biased and sees_only_the_image
+        problem, rows, columns = self.problem, self.shape.rows, self.shape.columns
+        height, width, heads = problem.height, problem.width, self.heads
         # The last columns, where they fill less than half a tile, are done in tiles twice as high and half as wide.
-        slim = self.kernel == "forward" and self.border == "mask" and not self.biased and width > columns > 1
+        slim = problem.kernel == "forward" and problem.border == "mask" and not problem.biased and width > columns > 1
         self.edge = slim and 0 < width % columns <= columns // 2
         across = width // columns if self.edge else -(-width // columns)
         programs = across * -(-height // (rows * self.shape.steps)) + (-(-height // (2 * rows)) if self.edge else 0)
-        if self.kernel == "backward_bias":  # a program for each chunk of keys
-            heads *= self.shape.chunks(self.window)
-        self.grid = (programs, heads, batch)
-        self.place = (height, width, size, across)
+        if problem.kernel == "backward_bias":  # a program for each chunk of keys
+            heads *= self.shape.chunks(problem.window)
+        self.grid = (programs, heads, self.batch)
+        self.place = (height, width, problem.size, across)
         self._compiled: dict[tuple[Any, ...], _Compiled] = {}
 
     def __call__(self, tensors: Sequence[Tensor], *numbers: float, **constants: Any) -> None:
@@ -87,16 +84,17 @@ class Launch:
         found = self._compiled.get(layout)
         if found is not None:
             return found(tensors)
-        blocks = {place: place for place in PASSING[self.kernel]}  # place of an argument: the tensor that it reads
+        name = self.problem.kernel
+        blocks = {place: place for place in PASSING[name]}  # place of an argument: the tensor that it reads
         arguments: list[Any] = [self._block(one) if place in blocks else one for place, one in enumerate(tensors)]
-        if self.kernel == "forward":
+        if name == "forward":
             if self.edge:
                 blocks |= {len(tensors) + number: place for number, place in enumerate(PASSING["forward"])}
             arguments += [self._edge_block(tensors[place]) if self.edge else None for place in PASSING["forward"]]
-        strides = [step for place in STRIDED[self.kernel] for step in tensors[place].stride()[:4]]
+        strides = [step for place in STRIDED[name] for step in tensors[place].stride()[:4]]
         arguments += [*strides, *self.place, *numbers]
         constants |= self._constants
-        kernel = getattr(kernels, self.kernel)
+        kernel = getattr(kernels, name)
         compiled = kernel[self.grid](*arguments, **constants, **self._options)
         if compiled is None:  # the interpreter compiles nothing
             return
@@ -107,20 +105,21 @@ class Launch:
 
     @property
     def _constants(self) -> dict[str, Any]:
+        problem = self.problem
         constants = {
-            "WINDOW": self.window,
-            "BORDER": BORDERS.index(self.border),
+            "WINDOW": problem.window,
+            "BORDER": BORDERS.index(problem.border),
             "ROWS": self.shape.rows,
             "COLUMNS": self.shape.columns,
             "KCOLUMNS": self.key_columns,
             "CHUNK": self.shape.chunk,
-            "CHUNKS": self.shape.chunks(self.window),
+            "CHUNKS": self.shape.chunks(problem.window),
             "SIZE": self.block_size,
             "PRECISION": "ieee" if self.dtype == torch.float32 else "tf32",
         }
-        if self.kernel != "backward_bias":
-            constants |= {"BIAS": self.biased, "NARROW": self.narrow}
-        if self.kernel == "forward":
+        if problem.kernel != "backward_bias":
+            constants |= {"BIAS": problem.biased, "NARROW": problem.narrow(self.shape.columns)}
+        if problem.kernel == "forward":
             constants |= {"EDGE": self.edge, "EDGE_KCOLUMNS": self.edge_columns}
         return constants
 
@@ -131,23 +130,18 @@ class Launch:
 
     @property
     def key_columns(self) -> int:
-        """The columns that pass by a tile: its own and their neighbours; in a grid no wider than a tile, the grid's.
-
-        A chunk has at least the 16 keys that the matrix units take.
-        """
-        if self.narrow:
-            return max(power(self.problem[2]), 16 // self.shape.chunk)
-        return self.shape.key_columns(self.window)
+        """The columns that pass by a tile."""
+        return self.problem.key_columns(self.shape)
 
     @property
     def edge_columns(self) -> int:
         """The columns that pass by a tile at the right edge, beyond which there is nothing."""
-        return power(self.shape.columns // 2 + self.window // 2)
+        return power(self.shape.columns // 2 + self.problem.window // 2)
 
     @property
     def block_size(self) -> int:
         """Channels of a block: a power of two, 16 at least."""
-        return max(16, triton.next_power_of_2(self.problem[-1]))
+        return max(16, triton.next_power_of_2(self.problem.size))
 
     def _block(self, tensor: Tensor) -> TensorDescriptor:
         """A map that passes by a tile in chunks."""
@@ -167,19 +161,20 @@ class Launch:
     @cached_property
     def slots(self) -> Tensor:
         """The slot (from 0 to window² − 1) of each pair of a tile's queries and keys, −1 outside the square: (pairs,)."""
-        rows = self.shape.chunks(self.window) * self.shape.chunk
-        return pair_slots(self.shape.rows, self.shape.columns, rows, self.key_columns, self.window, self.device)
+        shape, window = self.shape, self.problem.window
+        rows = shape.chunks(window) * shape.chunk
+        return pair_slots(shape.rows, shape.columns, rows, self.key_columns, window, self.device)
 
     def table(self, bias: Tensor | None, scale: float, otherwise: Tensor) -> Tensor:
         """The bias as the kernel reads it (see there); anything where there is none."""
         if bias is None:
             return otherwise
-        bias = bias.float()
-        if self.border == "shift":
+        bias, problem = bias.float(), self.problem
+        if problem.border == "shift":
             return bias.contiguous()
         slots = self.slots
-        if self.kernel == "backward_keys":  # where a query sees a key in slot s, the key sees it in the opposite one
-            slots = torch.where(slots < 0, -1, self.window**2 - 1 - slots)
+        if problem.kernel == "backward_keys":  # where a query sees a key in slot s, the key sees it in the opposite one
+            slots = torch.where(slots < 0, -1, problem.window**2 - 1 - slots)
         table = (bias / scale).flatten(1)[:, slots.clamp(min=0)]
         return table.masked_fill_(slots < 0, float("-inf"))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 SHARED_BYTES = 48 * 1024
+MOST_KEYS = 64  # of a chunk
 KERNELS = ("forward", "backward_queries", "backward_keys", "backward_bias")
 TABLE = Path(__file__).with_name("shapes.json")
 OWN_TABLE = "SPATIALLY_SHAPES"
@@ -53,6 +54,21 @@ class Problem:
     size: int
     bytes: int
     biased: bool
+    border: str = "mask"
+
+    def narrow(self, columns: int) -> bool:
+        """Whether a tile is as wide as the grid and sees nothing beside it: then a row of keys is a row of the grid."""
+        sees_beyond = self.border == ("shift" if self.kernel == "backward_keys" else "zero")
+        return self.width <= columns and not self.biased and not sees_beyond
+
+    def key_columns(self, shape: Shape) -> int:
+        """The columns that pass by a tile: its own and their neighbours; in a grid no wider than a tile, the grid's.
+
+        A chunk has at least the 16 keys that the matrix units take.
+        """
+        if self.narrow(shape.columns):
+            return max(power(self.width), 16 // shape.chunk)
+        return shape.key_columns(self.window)
 
 
 def power(number: int) -> int:
@@ -89,7 +105,10 @@ def _looked_up(problem: Problem, chip: str) -> Shape:
     if not rows:
         return usual(problem)
     nearest = min(rows, key=lambda row: abs(math.log(row["grid"] ** 2 / (problem.height * problem.width))))
-    return Shape(**nearest["shape"])
+    shape = Shape(**nearest["shape"])
+    if shape.chunk * problem.key_columns(shape) > MOST_KEYS:  # measured where a row of keys holds fewer
+        return usual(problem)
+    return shape
 
 
 def usual(problem: Problem) -> Shape:
@@ -100,8 +119,7 @@ def usual(problem: Problem) -> Shape:
     """
     large = problem.size * problem.bytes > 128
     rows, columns = (2 if large else 4, 8) if problem.window <= 9 else (4, 4)
-    narrow = problem.width <= columns and not problem.biased  # then a row of keys is a row of the grid
-    across = power(problem.width if narrow else columns + problem.window - 1)
+    across = power(problem.width if problem.narrow(columns) else columns + problem.window - 1)
     chunk, stages = max(1, 32 // across), 3
     while stages > 1 and 2 * stages * chunk * across * power(problem.size) * problem.bytes > SHARED_BYTES:
         stages -= 1
@@ -113,6 +131,7 @@ def row(problem: Problem, chip: str, shape: Shape) -> dict[str, Any]:
     """A row of the table."""
     one = asdict(problem)
     grid = round(math.sqrt(one.pop("height") * one.pop("width")))
+    del one["border"]  # the fastest shapes are alike
     return {"chip": chip, **one, "grid": grid, "shape": {k: v for k, v in asdict(shape).items() if v is not None}}
 
 

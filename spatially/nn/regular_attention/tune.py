@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from spatially.nn.regular_attention import operations
-from spatially.nn.regular_attention.shapes import KERNELS, Problem, Shape, forced, power, row, usual, write
+from spatially.nn.regular_attention.shapes import KERNELS, MOST_KEYS, Problem, Shape, forced, row, usual, write
 
 
 def candidates(problem: Problem, arguments: argparse.Namespace) -> Iterator[Shape]:
-    """Tiles, chunks of key rows, warps, stages and registers to try; one step of keys should be no more than 64."""
+    """Tiles, chunks of key rows, warps, stages and registers to try; one step of keys takes at least 16."""
     if problem.kernel == "backward_bias":
         yield from (replace(usual(problem), steps=steps) for steps in arguments.steps)
         return
@@ -27,9 +27,7 @@ def candidates(problem: Problem, arguments: argparse.Namespace) -> Iterator[Shap
     ):
         rows, columns = map(int, tile.split("x"))
         shape = Shape(rows, columns, chunk, warps, stages, registers or None)
-        narrow = problem.width <= columns and not problem.biased
-        keys = chunk * (power(problem.width) if narrow else shape.key_columns(problem.window))
-        if 16 <= keys <= 64 and warps <= max(1, rows * columns // 16):
+        if 16 <= chunk * problem.key_columns(shape) <= MOST_KEYS and warps <= max(1, rows * columns // 16):
             yield shape
 
 
