@@ -3,7 +3,8 @@
 #
 #     benchmarks/gpu.sh [tests] [attention] [steps] [inside] [curvature] [landscape] [training]   # default: all, half an hour
 #
-# Results go to $OUT, by default benchmarks/results. A part that fails does not keep the others from running.
+# Results go to $OUT, by default benchmarks/results. A part that fails does not keep the others from running. The tests compile
+# many kernels: with pytest-xdist installed and PYTEST_ADDOPTS="-n 10" they take four minutes on 16 cores instead of ten.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-benchmarks/results}
