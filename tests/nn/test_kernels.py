@@ -69,6 +69,50 @@ def test_other_windows_and_sizes(window, size):
     assert max(compare((1, 4, 6, 1, size), window=window, border="mask", biased=True, dtype=torch.float32)) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("height", "width", "window", "border"),
+    [
+        (5, 12, 7, "mask"),  # slim tiles at the right edge
+        (5, 13, 7, "mask"),  # too wide for them
+        (5, 12, 7, "zero"),  # beyond which there is something
+        (5, 12, 3, "mask"),
+        (3, 20, 9, "shift"),  # keys near the border are seen from far
+        (3, 36, 13, "shift"),
+    ],
+)
+def test_edges(height, width, window, border):
+    assert (
+        max(compare((1, height, width, 1, 16), window=window, border=border, biased=False, dtype=torch.float32)) < 1e-5
+    )
+
+
+@pytest.mark.parametrize(("size", "dtype", "tolerance"), [(18, torch.float32, 1e-5), (12, torch.float16, 1e-3)])
+def test_sizes_that_no_descriptor_reads(size, dtype, tolerance):
+    assert max(compare((1, 4, 5, 2, size), window=3, border="mask", biased=True, dtype=dtype)) < tolerance
+
+
+def test_what_was_made_in_inference_mode_beside_a_bias_that_learns():
+    with torch.inference_mode():
+        maps = [draw(1, 4, 5, 1, 16, seed=seed).detach() for seed in range(3)]
+        packed = torch.stack(maps, dim=3)
+    bias = draw(1, 3, 3, seed=3)
+    outs = [
+        regular_attention(*maps, window=3, bias=bias, backend="triton"),
+        packed_regular_attention(packed, window=3, bias=bias, backend="triton"),
+        regular_attention(*maps, window=3, bias=bias, backend="tiled"),
+    ]
+    slopes = [torch.autograd.grad(out.square().sum(), bias)[0] for out in outs]
+    for slope in slopes[:2]:
+        torch.testing.assert_close(slope, slopes[2], rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_larger_than_a_launch_goes_in_pieces(monkeypatch):
+    from spatially.nn.regular_attention import operations
+
+    monkeypatch.setattr(operations, "LARGEST_BATCH", 2)
+    assert max(compare((5, 4, 5, 1, 16), window=3, border="mask", biased=True, dtype=torch.float32)) < 1e-5
+
+
 def test_half_precision():  # bfloat16, which the interpreter's NumPy does not have, is among the tests on the GPU
     assert max(compare((1, 6, 7, 2, 16), window=3, border="mask", biased=True, dtype=torch.float16)) < 1e-3
 

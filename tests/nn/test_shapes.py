@@ -52,7 +52,7 @@ def test_a_chunk_holds_as_many_keys_in_narrow_grids(kernel, border):
     for width, window, biased in itertools.product(range(1, 17), range(1, 14, 2), (False, True)):
         problem = replace(PROBLEM, kernel=kernel, width=width, window=window, biased=biased, border=border)
         shape = usual(problem)
-        assert shape.chunk * problem.key_columns(shape) == 32
+        assert problem.keys(shape) == 32
 
 
 def test_a_narrow_grids_shape_is_not_taken_where_tiles_see_beyond_it(tmp_path, monkeypatch):
@@ -60,5 +60,22 @@ def test_a_narrow_grids_shape_is_not_taken_where_tiles_see_beyond_it(tmp_path, m
     write(table, [row(narrow, "chip", tall)])
     monkeypatch.setenv(shapes.OWN_TABLE, str(table))
     beyond = replace(narrow, border="zero")
-    assert (choose(narrow, "chip"), narrow.key_columns(tall)) == (tall, 4)
-    assert (choose(beyond, "chip"), beyond.key_columns(tall)) == (usual(beyond), 16)
+    assert (choose(narrow, "chip"), narrow.keys(tall)) == (tall, 32)
+    assert (choose(beyond, "chip"), beyond.keys(tall)) == (usual(beyond), 128)
+
+
+def test_a_shape_is_not_taken_where_its_chunks_hold_too_much_or_too_little(tmp_path, monkeypatch):
+    table = tmp_path / "shapes.json"
+    large = replace(PROBLEM, height=7, width=7, size=128, bytes=4)
+    small = replace(PROBLEM, height=4, width=4, window=3)
+    deep, flat = Shape(4, 8, 4, stages=4), Shape(4, 4, 1)
+    write(table, [row(large, "chip", deep), row(small, "chip", flat)])
+    monkeypatch.setenv(shapes.OWN_TABLE, str(table))
+    assert choose(large, "chip") == deep
+    beyond = replace(large, border="zero")  # twice as many keys: 256 KiB on their way
+    assert choose(beyond, "chip") == usual(beyond)
+    assert usual(beyond).stages == 1
+    assert choose(replace(large, size=128, bytes=4, border="shift"), "chip") == deep
+    assert choose(small, "chip") == flat
+    wide = replace(small, height=14, width=14)  # 8 keys, fewer than a matrix unit takes
+    assert choose(wide, "chip") == usual(wide)

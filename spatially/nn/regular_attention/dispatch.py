@@ -137,7 +137,7 @@ def _attend(
         with torch.autocast(kind, enabled=False):
             return _attend(projections, window=window, border=border, bias=bias, scale=scale, backend=backend)
     query, key, value = unpack(projections)
-    scale = query.shape[-1] ** -0.5 if scale is None else _scale(scale)
+    scale = max(query.shape[-1:].numel(), 1) ** -0.5 if scale is None else _scale(scale)
     _check(query, key, value, window=window, border=border, bias=bias, scale=scale, backend=backend)
     # `index` fixes the grid in a compiled graph (the batch stays free): tiles are cut for one grid.
     rows, columns = (Field(index(length), window, border) for length in query.shape[1:3])

@@ -6,7 +6,7 @@ small grids. Here a `Launch` is kept for each problem, and in it what was compil
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -158,12 +158,13 @@ class Launch:
         strides = [step if length > 1 else 16 for length, step in zip(maps.shape, maps.stride(), strict=True)]
         return TensorDescriptor(maps, list(maps.shape), [*strides[:4], 1], [1, 1, rows, columns, self.block_size])
 
-    @cached_property
+    @property
     def slots(self) -> Tensor:
         """The slot (from 0 to window² − 1) of each pair of a tile's queries and keys, −1 outside the square: (pairs,)."""
         shape, window = self.shape, self.problem.window
         rows = shape.chunks(window) * shape.chunk
-        return pair_slots(shape.rows, shape.columns, rows, self.key_columns, window, self.device)
+        slots = pair_slots(shape.rows, shape.columns, rows, self.key_columns, window, self.device.type == "cuda")
+        return slots.to(self.device, non_blocking=True)
 
     def table(self, bias: Tensor | None, scale: float, otherwise: Tensor) -> Tensor:
         """The bias as the kernel reads it (see there); anything where there is none."""
@@ -196,10 +197,14 @@ class _Compiled:
 
 
 @lru_cache(maxsize=64)
-def pair_slots(rows: int, columns: int, key_rows: int, key_columns: int, window: int, device: torch.device) -> Tensor:
-    """For each pair of a tile's queries and the keys that pass by, the slot of the key in the query's square, or −1."""
-    down = torch.arange(key_rows, device=device) - torch.arange(rows, device=device)[:, None]
-    over = torch.arange(key_columns, device=device) - torch.arange(columns, device=device)[:, None]
+def pair_slots(rows: int, columns: int, key_rows: int, key_columns: int, window: int, pinned: bool) -> Tensor:
+    """For each pair of a tile's queries and the keys that pass by, the slot of the key in the query's square, or −1.
+
+    Kept on the host: what is kept on a device may be made while a CUDA graph is, and lie in memory that is the graph's.
+    """
+    down = torch.arange(key_rows) - torch.arange(rows)[:, None]
+    over = torch.arange(key_columns) - torch.arange(columns)[:, None]
     taken = [(slot >= 0) & (slot < window) for slot in (down, over)]
     number = down[:, None, :, None] * window + over[None, :, None, :]
-    return torch.where(taken[0][:, None, :, None] & taken[1][None, :, None, :], number, -1).flatten()
+    slots = torch.where(taken[0][:, None, :, None] & taken[1][None, :, None, :], number, -1).flatten()
+    return slots.pin_memory() if pinned else slots

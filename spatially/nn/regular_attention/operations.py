@@ -240,9 +240,11 @@ def _product(projections: list[Any], window: int) -> int:
 
 def attend(projections: Sequence[Tensor], *, rows: Field, bias: Tensor | None, scale: float) -> Tensor:
     """Attention of each query over its square, of projections in any of their forms; bias (heads, window, window)."""
+    projections = [tiled.for_backward(part) for part in projections]
+    bias = None if bias is None else tiled.for_backward(bias)
     size, step = projections[0].shape[-1], 16 // projections[0].element_size()
     if not size % step:
-        return attention(list(projections), bias, rows.window, rows.border, scale)[0]
+        return attention(projections, bias, rows.window, rows.border, scale)[0]
     # Descriptors read 16 bytes at a time; further channels of 0 change nothing.
     wider = [F.pad(part, (0, -size % step)) for part in projections]
     return attention(wider, bias, rows.window, rows.border, scale)[0][..., :size]

@@ -10,13 +10,13 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 SHARED_BYTES = 48 * 1024
-MOST_KEYS = 64  # of a chunk
+LEAST_KEYS, MOST_KEYS = 16, 64  # of a chunk; the matrix units take 16 at a time
 KERNELS = ("forward", "backward_queries", "backward_keys", "backward_bias")
 TABLE = Path(__file__).with_name("shapes.json")
 OWN_TABLE = "SPATIALLY_SHAPES"
@@ -62,13 +62,18 @@ class Problem:
         return self.width <= columns and not self.biased and not sees_beyond
 
     def key_columns(self, shape: Shape) -> int:
-        """The columns that pass by a tile: its own and their neighbours; in a grid no wider than a tile, the grid's.
-
-        A chunk has at least the 16 keys that the matrix units take.
-        """
+        """The columns that pass by a tile: its own and their neighbours; in a grid no wider than a tile, the grid's."""
         if self.narrow(shape.columns):
-            return max(power(self.width), 16 // shape.chunk)
+            return max(power(self.width), LEAST_KEYS // shape.chunk)
         return shape.key_columns(self.window)
+
+    def keys(self, shape: Shape) -> int:
+        """The keys of a chunk."""
+        return shape.chunk * self.key_columns(shape)
+
+    def passing_bytes(self, shape: Shape) -> int:
+        """What the chunks of two maps hold that are on their way at once."""
+        return 2 * shape.stages * self.keys(shape) * power(self.size) * self.bytes
 
 
 def power(number: int) -> int:
@@ -105,10 +110,10 @@ def _looked_up(problem: Problem, chip: str) -> Shape:
     if not rows:
         return usual(problem)
     nearest = min(rows, key=lambda row: abs(math.log(row["grid"] ** 2 / (problem.height * problem.width))))
-    shape = Shape(**nearest["shape"])
-    if shape.chunk * problem.key_columns(shape) > MOST_KEYS:  # measured where a row of keys holds fewer
-        return usual(problem)
-    return shape
+    shape, side = Shape(**nearest["shape"]), nearest["grid"]
+    measured = replace(problem, height=side, width=side, border="mask")
+    more = problem.keys(shape) > measured.keys(shape) and problem.passing_bytes(shape) > SHARED_BYTES
+    return usual(problem) if more or not LEAST_KEYS <= problem.keys(shape) <= MOST_KEYS else shape
 
 
 def usual(problem: Problem) -> Shape:
@@ -120,11 +125,11 @@ def usual(problem: Problem) -> Shape:
     large = problem.size * problem.bytes > 128
     rows, columns = (2 if large else 4, 8) if problem.window <= 9 else (4, 4)
     across = power(problem.width if problem.narrow(columns) else columns + problem.window - 1)
-    chunk, stages = max(1, 32 // across), 3
-    while stages > 1 and 2 * stages * chunk * across * power(problem.size) * problem.bytes > SHARED_BYTES:
-        stages -= 1
     steps = min(-(-problem.height // rows), 8) if problem.kernel == "backward_bias" else 1
-    return Shape(rows, columns, chunk, 1 if problem.size <= 64 else 2, stages, steps=steps)
+    shape = Shape(rows, columns, max(1, 32 // across), 1 if problem.size <= 64 else 2, steps=steps)
+    while shape.stages > 1 and problem.passing_bytes(shape) > SHARED_BYTES:
+        shape = replace(shape, stages=shape.stages - 1)
+    return shape
 
 
 def row(problem: Problem, chip: str, shape: Shape) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def attend(
     recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
     some = recorded or len(query) > 0  # of no images, fused kernels of PyTorch 2.11 end the process
     if query.device.type == "cpu" and some and not recorded and not transformed(query, key, value, bias):
-        out: Tensor = _ByBlock.apply(*map(_for_backward, maps), mask, down, across, scale)
+        out: Tensor = _ByBlock.apply(*map(for_backward, maps), mask, down, across, scale)
     else:
         fused = some and _fused_kernels_serve(query, key, value, bias)
         out = _at_once(maps, mask, down, across, scale, fused=fused)
@@ -74,8 +74,10 @@ def _at_once(maps: list[Tensor], mask: Tensor, down: Tiling, across: Tiling, sca
     return out.permute(3, 0, 4, 1, 5, 2, 6).reshape(query.shape)
 
 
-def _for_backward(part: Tensor) -> Tensor:
+def for_backward(part: Tensor) -> Tensor:
     """A copy of what was made in inference mode, which autograd refuses to keep even where the bias alone learns."""
+    if torch.compiler.is_compiling():  # which cannot ask, and makes tensors of its own
+        return part
     return part.clone() if part.is_inference() and torch.is_grad_enabled() else part
 
 

@@ -14,11 +14,21 @@ import torch
 from torch import Tensor
 
 from spatially.nn.regular_attention import operations
-from spatially.nn.regular_attention.shapes import KERNELS, MOST_KEYS, Problem, Shape, forced, row, usual, write
+from spatially.nn.regular_attention.shapes import (
+    KERNELS,
+    LEAST_KEYS,
+    MOST_KEYS,
+    Problem,
+    Shape,
+    forced,
+    row,
+    usual,
+    write,
+)
 
 
 def candidates(problem: Problem, arguments: argparse.Namespace) -> Iterator[Shape]:
-    """Tiles, chunks of key rows, warps, stages and registers to try; one step of keys takes at least 16."""
+    """Tiles, chunks of key rows, warps, stages and registers to try."""
     if problem.kernel == "backward_bias":
         yield from (replace(usual(problem), steps=steps) for steps in arguments.steps)
         return
@@ -27,7 +37,7 @@ def candidates(problem: Problem, arguments: argparse.Namespace) -> Iterator[Shap
     ):
         rows, columns = map(int, tile.split("x"))
         shape = Shape(rows, columns, chunk, warps, stages, registers or None)
-        if 16 <= chunk * problem.key_columns(shape) <= MOST_KEYS and warps <= max(1, rows * columns // 16):
+        if LEAST_KEYS <= problem.keys(shape) <= MOST_KEYS and warps <= max(1, rows * columns // 16):
             yield shape
 
 
@@ -66,7 +76,7 @@ def main() -> None:
     parser.add_argument("--kernels", nargs="+", default=list(KERNELS))
     parser.add_argument("--write", type=Path, help="extend this table with the fastest")
     arguments = parser.parse_args()
-    chip, found = torch.cuda.get_device_name(), []
+    chip = torch.cuda.get_device_name()
     for window, grid in itertools.product(arguments.windows, arguments.grids):
         heads = arguments.heads * max(arguments.grids) // grid
         packed = torch.randn(arguments.batch, grid, grid, 3, heads, arguments.size, device="cuda").to(
@@ -86,9 +96,13 @@ def main() -> None:
             times.sort(key=lambda one: one[0])
             for time, shape in times[:4]:
                 print(f"{kernel:17} window {window} grid {grid:3} heads {heads:3}: {time:.4f} ms {shape}", flush=True)
-            found.append(row(problem, chip, times[0][1]))
-    if arguments.write:
-        write(arguments.write, found)
+            if not times:
+                print(
+                    f"{kernel:17} window {window} grid {grid:3}: no shape runs; try other tiles and chunks", flush=True
+                )
+                continue
+            if arguments.write:
+                write(arguments.write, [row(problem, chip, times[0][1])])
 
 
 if __name__ == "__main__":
