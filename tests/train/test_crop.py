@@ -11,7 +11,7 @@ from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
 from torchvision.transforms.functional import InterpolationMode, hflip, pad, pil_to_tensor, resized_crop
 
-from spatially.train.augment.crop import RESIZED_DRAWS, Boxes, cut, resized_boxes, shift, whole
+from spatially.train.augment.crop import RESIZED_DRAWS, Boxes, cut, resized_boxes, shift, weights, whole
 
 BOXES = [(0, 0, 48, 40), (5, 7, 20, 13), (10, 3, 9, 30), (1, 2, 46, 37)]
 
@@ -72,6 +72,34 @@ def test_a_stretched_image_is_cropped_at_the_same_place() -> None:
     assert (direct - found).abs().mean() < 1.0
     elsewhere = Boxes(box.top, box.left - 10, box.height, box.width).stretched(*factors)
     assert (direct - cut(stored, elsewhere, (32, 32), none, none)).abs().mean() > 5
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+@pytest.mark.parametrize(("height", "width"), [(37, 1), (400, 1), (500, 3), (1000, 5), (1, 400), (2, 3000)])
+def test_a_crop_of_less_than_a_stored_pixel_shows_the_nearest_ones(height: int, width: int, smooth: bool) -> None:
+    stored, count = 36, 500
+    uniform = torch.rand(count, RESIZED_DRAWS, generator=torch.Generator().manual_seed(3))
+    sides = [torch.full((count,), float(side), dtype=torch.float64) for side in (height, width)]
+    boxes = resized_boxes(uniform, *sides, (0.08, 1.0), (3 / 4, 4 / 3)).stretched(stored / sides[0], stored / sides[1])
+    for start, length in ((boxes.top, boxes.height), (boxes.left, boxes.width)):
+        found = weights(start, length, stored, 32, smooth)
+        torch.testing.assert_close(found.sum(2), torch.ones(count, 32))
+        near = (torch.arange(stored) + 0.5 - (start + length / 2)[:, None]).abs()
+        reach = length[:, None] / 2 + (2 if smooth else 1) * (length[:, None] / 32).clamp(min=1)
+        assert not found.abs().amax(1)[near > reach].any()
+        within = (near < length[:, None] / 2).sum(1, keepdim=True) > 0
+        assert not found.abs().amax(1)[within & (near >= length[:, None] / 2)].any()
+    pixels = pictures(1, stored, stored).expand(count, -1, -1, -1)
+    shown = cut(pixels, boxes, (32, 32), torch.zeros(count, dtype=torch.bool), smooth)
+    assert torch.isfinite(shown).all()
+
+
+def test_a_crop_between_two_pixels_is_interpolated_from_them() -> None:
+    start, length = (torch.tensor([side], dtype=torch.float64) for side in (2.7, 0.5))
+    first = torch.tensor([0.2 - 0.125, 0.2 + 0.125]) + 0.25  # how far a result's centre lies beyond that of pixel 2
+    expected = torch.zeros(1, 2, 6)
+    expected[0, :, 2], expected[0, :, 3] = 1 - first, first
+    torch.testing.assert_close(weights(start, length, 6, 2, False), expected)
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (48, 100), (20, 200)])

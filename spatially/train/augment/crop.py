@@ -4,7 +4,8 @@ Pillow's resize is separable: each row of the result is a weighted mean of rows 
 (bilinear) or of Keys' cubic with a = −1/2 (bicubic), stretched by the scale where the crop is larger than the result. With
 the weights of image b as matrices :math:`V_b` and :math:`H_b`, the result is :math:`V_b\,X_b\,H_b^\top`, rounded to whole
 grey levels after each product as Pillow does; a mirror reverses the rows of H. The window is the crop itself, so that
-nothing from outside it comes in.
+nothing from outside it comes in; only a crop between the centres of two pixels, as of a thin picture that was stored
+narrower, is interpolated from them.
 
 A crop of random size and proportions is drawn as timm and torchvision do: up to ten tries of a share of the area (evenly
 within ``scale``) and of proportions (evenly in the logarithm within ``ratio``); where none fits, the largest central one.
@@ -94,7 +95,8 @@ def weights(start: Tensor, length: Tensor, source: int, target: int, smooth: Ten
         value = torch.where(smooth[:, None, None], cubic(distance), triangle(distance))
     else:
         value = cubic(distance) if smooth else triangle(distance)
-    value *= (pixels > first) & (pixels < last)
+    inside = (pixels > first) & (pixels < last)
+    value *= inside | ~inside.any(2, keepdim=True)
     # In float64 up to here: Pillow's halves between two levels come out as halves more often.
     return (value / value.sum(2, keepdim=True)).float()
 
