@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -58,6 +59,7 @@ class LoadedTraining:
             num_workers=count,
             pin_memory=device.type == "cuda",
             persistent_workers=count > 0,
+            worker_init_fn=_ignore_signals,
             generator=torch.Generator(),  # a loader draws from the global one otherwise
         )
 
@@ -89,6 +91,12 @@ class _Plan:
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         return iter(list(self._batches))
+
+
+def _ignore_signals(_: int) -> None:
+    """Let the main process, to whose whole group a signal may go, save what is there before it ends its workers."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def default_workers(world: int) -> int:

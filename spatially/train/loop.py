@@ -212,11 +212,11 @@ class _Run:
     def _batches(self, epoch: int) -> Iterator[Batch]:
         if self.progress.done >= self.training.steps_per_epoch:
             return
-        with kept_randomness():  # a loader may draw when it starts, which it would do again after an interruption
-            batches = iter(self.training.batches(epoch, first_step=self.progress.done))
-            first = next(batches)
-        yield first
         try:
+            with kept_randomness():  # a loader may draw when it starts, which it would do again after an interruption
+                batches = iter(self.training.batches(epoch, first_step=self.progress.done))
+                first = next(batches)
+            yield first
             yield from batches
         except RuntimeError:
             # a signal to the whole group of processes ends a loader's workers as well, while all of this can be saved

@@ -2,8 +2,12 @@
 
 import io
 import json
+import os
 import random
+import signal
+import sys
 import tarfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +110,28 @@ def test_workers_do_not_change_a_batch(make_folder: Callable[..., Path]) -> None
     for epoch in range(2):
         for one, other in zip(alone.batches(epoch), helped.batches(epoch), strict=True):
             assert equal(one, other)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent to processes")
+def test_workers_leave_signals_to_the_main_process(make_folder: Callable[..., Path]) -> None:
+    options = {"recipe": recipe(**EVERYTHING), "resident": False, **MODEL}
+    root = make_folder(each=8)
+    training = open_training(root, workers=2, **options)[0]
+    batches = training.batches(0)
+    made = [next(batches)]
+    workers = training._loader._iterator._workers  # type: ignore[attr-defined]
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGTERM)
+        os.kill(worker.pid, signal.SIGINT)
+    made += [*batches, *training.batches(1)]
+    alone = open_training(root, workers=0, **options)[0]
+    expected = [*alone.batches(0), *alone.batches(1)]
+    assert all(equal(*pair) for pair in zip(made, expected, strict=True))
+    assert all(worker.is_alive() for worker in workers)
+    begun = time.perf_counter()
+    del training._loader._iterator  # type: ignore[attr-defined]
+    assert not any(worker.is_alive() for worker in workers)
+    assert time.perf_counter() - begun < 4  # they were asked to end, and not waited for
 
 
 @pytest.mark.parametrize("crop", ["resized", "padded", "none"])

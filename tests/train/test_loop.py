@@ -291,11 +291,12 @@ def test_an_exploding_loss_stops(tmp_path: Path) -> None:
         trained(tmp_path, changes=changes, data=tiny.TinyData(steps=20))
 
 
-def test_loader_whose_workers_the_signal_ended_too_is_saved_all_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", [0, 3])
+def test_loader_whose_workers_the_signal_ended_too_is_saved_all_the_same(tmp_path: Path, last: int) -> None:
     class Ended(tiny.TinyData):  # type: ignore[name-defined,misc]
         def batches(self, epoch: int, *, first_step: int = 0) -> Any:
             for number, batch in enumerate(super().batches(epoch, first_step=first_step)):
-                if number == 3:
+                if number == last:
                     os.kill(os.getpid(), signal.SIGTERM)
                     raise RuntimeError("worker exited unexpectedly")
                 yield batch
@@ -303,7 +304,7 @@ def test_loader_whose_workers_the_signal_ended_too_is_saved_all_the_same(tmp_pat
     with pytest.raises(Stopped) as stopped:
         trained(tmp_path / "parts", data=Ended())
     assert stopped.value.code == 0
-    assert [path.name for path in (tmp_path / "parts/checkpoints").iterdir()] == ["step-00000003"]
+    assert [path.name for path in (tmp_path / "parts/checkpoints").iterdir()] == [f"step-{last:08d}"]
     trained(tmp_path / "parts")
     trained(tmp_path / "whole")
     assert_same(tmp_path / "parts", tmp_path / "whole")
