@@ -134,10 +134,12 @@ class Log:
 
 def sentence(row: Row) -> str:
     """An epoch in one line."""
-    validation = f", validation {row['validation_loss']:.4f} and {row['validation_accuracy']:.1%}"
+    loss, accuracy = row["validation_loss"], row["validation_accuracy"]
+    measured = "no finite loss" if loss is None else f"{loss:.4f}"
+    validation = "" if accuracy is None else f", validation {measured} and {accuracy:.1%}"
     return (
         f"epoch {row['epoch'] + 1}: loss {row['train_loss']:.4f}, accuracy {row['train_accuracy']:.1%}"
-        f"{validation if row['validation_loss'] is not None else ''}, {row['images_per_second']:,.0f} images/s"
+        f"{validation}, {row['images_per_second']:,.0f} images/s"
     )
 
 

@@ -285,7 +285,9 @@ class _Run:
 
     def _keep_best(self, row: Row) -> None:
         progress, accuracy = self.progress, row["validation_accuracy"]
+        if accuracy is None or row["validation_loss"] is None or not weights_finite(self.delivery.model):
+            return
         best = progress.best_epoch
-        if accuracy is not None and (best is None or accuracy > progress.rows[best]["validation_accuracy"]):
+        if best is None or accuracy > progress.rows[best]["validation_accuracy"]:
             progress.best_epoch = row["epoch"]
             self.delivery.write_best(row)

@@ -8,7 +8,7 @@ import pytest
 from accelerate import Accelerator
 from rich.console import Console
 
-from spatially.train.log import Log, memory
+from spatially.train.log import Log, memory, sentence
 from spatially.train.recipe import Recipe
 
 
@@ -30,3 +30,19 @@ def test_memory_is_in_bytes_on_every_system(system: str, expected: int, monkeypa
     monkeypatch.setattr("sys.platform", system)
     monkeypatch.setattr("resource.getrusage", lambda _: SimpleNamespace(ru_maxrss=3))
     assert memory() == expected
+
+
+@pytest.mark.parametrize(
+    ("loss", "accuracy", "expected"),
+    [
+        (1.25, 0.5, "accuracy 25.0%, validation 1.2500 and 50.0%, 1,000 images/s"),
+        (None, 0.5, "accuracy 25.0%, validation no finite loss and 50.0%, 1,000 images/s"),
+        (None, None, "accuracy 25.0%, 1,000 images/s"),
+    ],
+)
+def test_an_epoch_is_told_whatever_its_validation_measured(
+    loss: float | None, accuracy: float | None, expected: str
+) -> None:
+    row = {"epoch": 2, "train_loss": 1.5, "train_accuracy": 0.25, "images_per_second": 1000.0}
+    row |= {"validation_loss": loss, "validation_accuracy": accuracy}
+    assert sentence(row) == f"epoch 3: loss 1.5000, {expected}"

@@ -291,6 +291,30 @@ def test_an_exploding_loss_stops(tmp_path: Path) -> None:
         trained(tmp_path, changes=changes, data=tiny.TinyData(steps=20))
 
 
+def test_a_rate_that_destroys_the_weights_within_an_epoch_is_told(tmp_path: Path) -> None:
+    changes = {"optimiser.name": "sgd", "optimiser.lr": 1e38, "schedule.warmup_epochs": 0, "regularisation.ema": None}
+    with pytest.raises(Diverged, match="weights are no numbers any more after 1 steps; there is no checkpoint"):
+        trained(tmp_path, changes=changes, data=tiny.TinyData(steps=1))
+    assert not (tmp_path / "best").exists()
+
+
+def test_an_epoch_whose_validation_loss_is_not_finite_is_not_the_best(tmp_path: Path) -> None:
+    images = tiny.TinyValidation()
+    images.images[0] = float("inf")
+    history = trained(tmp_path, validation=images)
+    assert [row["validation_loss"] for row in history.rows] == [None] * 3
+    assert history.best_epoch is None
+    assert not (tmp_path / "best").exists()
+
+
+def test_weights_that_are_no_numbers_are_not_the_best(tmp_path: Path) -> None:
+    model = tiny.network()
+    model.unused = torch.nn.Parameter(torch.tensor([float("inf")]))
+    with pytest.raises(Diverged, match="weights are no numbers"):
+        trained(tmp_path, model=model)
+    assert not (tmp_path / "best").exists()
+
+
 @pytest.mark.parametrize("last", [0, 3])
 def test_loader_whose_workers_the_signal_ended_too_is_saved_all_the_same(tmp_path: Path, last: int) -> None:
     class Ended(tiny.TinyData):  # type: ignore[name-defined,misc]
