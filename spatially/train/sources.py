@@ -108,7 +108,10 @@ def open_parts(
     else:
         parts = [Part(one, np.arange(len(one))) if one is not None else None for one in opened]
     if parts[0] is None or parts[1] is None:
-        raise UserError(f"{train.description} is too small to be cut into training and validation images")
+        raise UserError(
+            f"no class of {train.description} has two images, which a cut into training and validation images needs: add "
+            "images, or give validation images of their own (a folder with train/ and val/ inside)"
+        )
     return Parts(_limited(parts[0], limit, seed), parts[1], parts[2], classes)
 
 

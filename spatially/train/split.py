@@ -1,7 +1,8 @@
 """Training, validation and test images of a set that has no split, drawn by a seed within every class.
 
 The images of a class are put in an order drawn by (seed, image number); the one at place r of n goes where (r + ½) / n falls
-among the shares. So each class is cut alike, a class always has training images, and no draw depends on another class.
+among the shares. A class that this leaves without training or validation images gets one of each nevertheless, as far as it
+has two: first training, then validation, then test images. So each class is cut alike, and no draw depends on another class.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ def split_rows(
     order = np.lexsort((bits, classes))
     counts = np.bincount(classes)
     first = np.cumsum(counts) - counts
-    place = np.empty(len(classes))
-    place[order] = (np.arange(len(classes)) - first[classes[order]] + 0.5) / counts[classes[order]]
+    rank = np.empty(len(classes), np.int64)
+    rank[order] = np.arange(len(classes)) - first[classes[order]]
+    place = (rank + 0.5) / counts[classes]
     ends = np.cumsum(fractions)
-    part = (
-        np.where(place < ends[0], 0, np.where(place < ends[1], 1, 2))
-        if fractions[2]
-        else (place >= ends[0]).astype(int)
-    )
+    trained = np.bincount(classes[place < ends[0]], minlength=len(counts))
+    trained = trained.clip(1, np.maximum(counts - 1, 1))
+    seen = np.bincount(classes[place < ends[1]], minlength=len(counts)) if fractions[2] else counts
+    seen = np.maximum(seen, trained + 1)
+    part = (rank >= trained[classes]).astype(int) + (rank >= seen[classes])
     train, validation, test = (np.flatnonzero(part == one) for one in range(3))
     return train, validation, test

@@ -31,3 +31,25 @@ def test_without_a_test_share_there_are_no_test_images(shares: tuple[float, floa
     assert len(test) == 0
     assert len(train) == pytest.approx(97 * shares[0], abs=1)
     assert len(train) + len(validation) == 97
+
+
+@pytest.mark.parametrize(
+    ("shares", "images", "expected"),
+    [
+        (SHARES, 1, (1, 0, 0)),
+        (SHARES, 2, (1, 1, 0)),
+        (SHARES, 3, (2, 1, 0)),
+        (SHARES, 4, (3, 1, 0)),
+        (SHARES, 5, (3, 1, 1)),
+        ((0.9, 0.1, 0.0), 4, (3, 1, 0)),
+        ((0.5, 0.5, 0.0), 1, (1, 0, 0)),
+        ((0.1, 0.2, 0.7), 4, (1, 1, 2)),
+    ],
+)
+def test_small_classes_have_training_then_validation_then_test_images(
+    shares: tuple[float, float, float], images: int, expected: tuple[int, int, int]
+) -> None:
+    parts = split_rows(np.repeat(np.arange(100), images), shares, seed=0)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(100 * images))
+    for part, count in zip(parts, expected, strict=True):
+        assert np.bincount(part // images, minlength=100).tolist() == [count] * 100
