@@ -22,10 +22,10 @@ _TRIED = 2  # images: batch normalisation in training needs two
 
 
 def check_output(out: Path) -> None:
-    """That results can be written there."""
-    trial = out / f".trial.{os.getpid()}"
+    """That results can be written there; the folder itself is made when the training begins."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+        trial = there / f".trial.{os.getpid()}"
         trial.write_bytes(b"")
         trial.unlink()
     except OSError as error:

@@ -42,8 +42,10 @@ def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"--out .*file/run cannot be written: Not a directory; choose another folder"):
         checks.check_output(tmp_path / "file" / "run")
+    with pytest.raises(UserError, match="cannot be written: File name too long"):
+        checks.check_output(tmp_path / ("long" * 100))
     checks.check_output(tmp_path / "new" / "run")
-    assert list((tmp_path / "new" / "run").iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_folders_of_one_name_would_be_one_class(tmp_path: Path) -> None:

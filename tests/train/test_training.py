@@ -303,6 +303,15 @@ def test_folders_that_cannot_be_trained_on(run: Run, pictures: Callable[..., Pat
     assert (code, "has one class, 'class000'" in error) == (2, True)
 
 
+def test_classes_of_one_image_leave_nothing_to_validate_on(
+    run: Run, pictures: Callable[..., Path], tmp_path: Path
+) -> None:
+    words = ["train", "alternet_18", "--recipe", "vanilla", "--data", pictures(classes=3, each=1), "--batch", 2]
+    code, _, error = run(*words, "--device", "cpu", "--out", tmp_path / "out")
+    assert (code, "has two images, which a cut into training and validation images needs" in error) == (2, True), error
+    assert not (tmp_path / "out").exists()
+
+
 def test_too_little_memory_is_told_before_the_first_step(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
