@@ -67,6 +67,7 @@ def _check_names(part: Path, folders: list[Path]) -> None:
     """That no two folders would become one class: an image's class is the name of the folder that it lies in."""
     seen: dict[str, Path] = {}
     for place in (place for folder in folders for place in _holding(folder)):
+        _check_text(place.name, where=str(part))
         other = seen.setdefault(place.name, place)
         if other != place:
             raise UserError(
@@ -79,6 +80,15 @@ def _one_class(where: str, name: str) -> str:
     return f"{where} has one class, {name!r}, and a classifier needs at least two; give a folder of class folders"
 
 
+def _check_text(name: str, *, where: str) -> None:
+    """That a class has a name that can be written down: a folder's may be any bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        shown = name.encode(errors="backslashreplace").decode()
+        raise UserError(f"a class's name must be UTF-8, but in {where} one came as {shown}: rename it") from error
+
+
 def check_classes(classes: tuple[str, ...], *, where: str) -> None:
     """That there are classes to tell apart."""
     if len(classes) < 2:
@@ -86,6 +96,8 @@ def check_classes(classes: tuple[str, ...], *, where: str) -> None:
     twice = [name for name, count in Counter(classes).items() if count > 1]
     if twice:
         raise UserError(f"classes of {where} must have different names, but {twice[0]!r} comes twice")
+    for name in classes:
+        _check_text(name, where=where)
 
 
 def check_processes(recipe: Recipe, processes: int) -> None:

@@ -1,5 +1,7 @@
 """What cannot work is said before the first step."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,20 @@ def test_folders_of_one_name_would_be_one_class(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"two that are called indoors: cat.indoors and dog.indoors; put images right"):
         checks.check_folder(mixed)
     checks.check_folder(images(tmp_path / "deep", "animals/cat", "animals/dog", "cars/bus"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of folders are text")
+@pytest.mark.parametrize("part", ["", "train"])
+def test_a_class_folder_whose_name_is_not_text_is_refused(tmp_path: Path, part: str) -> None:
+    images(tmp_path / part, "a", "b")
+    os.rename(os.fsencode(tmp_path / part / "a"), os.fsencode(tmp_path / part) + b"/caf\xe9")
+    with pytest.raises(UserError, match=r"a class's name must be UTF-8, but in .* one came as caf\\udce9: rename it"):
+        checks.check_folder(tmp_path)
+
+
+def test_a_class_whose_name_is_not_text_is_refused() -> None:
+    with pytest.raises(UserError, match=r"but in the arrays one came as caf\\udce9: rename it"):
+        checks.check_classes(("a", "caf\udce9"), where="the arrays")
 
 
 def test_hidden_images_are_none(tmp_path: Path) -> None:
