@@ -36,6 +36,8 @@ Item = tuple[Tensor, int]
 class LoadedTraining:
     """Batches whose images worker processes make."""
 
+    resident = False
+
     def __init__(
         self,
         part: Part,

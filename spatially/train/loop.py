@@ -6,7 +6,6 @@ seconds; all processes look at the same steps. What a training ends with does no
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -41,7 +40,7 @@ from spatially.train.log import Log, Row
 from spatially.train.processes import agree, joined, mean_over_processes, share_weights, wait
 from spatially.train.progress import History, Options, Progress
 from spatially.train.recipe import Recipe
-from spatially.train.resume import bring_best, check_same, has_best, starting_point
+from spatially.train.resume import bring_best, check_same, facts_of, has_best, starting_point
 from spatially.train.schedule import Schedule
 from spatially.train.settle import settled
 from spatially.train.state import capture, kept_randomness, restore, seed_everything
@@ -96,6 +95,8 @@ def fit(
     main = bool(accelerator.is_main_process)
     with alone(out, main=main), settled(recipe), kept_randomness(), Signals() as signals:
         start = starting_point(out, resume)
+        if start is not None:
+            check_same(start, facts_of(recipe, identity, training))
         seed_everything(stream(recipe.run.seed, "training", accelerator.process_index) >> 1)
         share_weights(accelerator, model.to(accelerator.device))
         if teacher is None:
@@ -138,22 +139,13 @@ class _Run:
         self.saved_at = self.looked_at = time.perf_counter()
         self.saving = 0.0
         self.trained = False
-        self.facts = {
-            "recipe": self.recipe.describe(),
-            "model": delivery.identity.name,
-            "arguments": json.loads(json.dumps(dict(delivery.identity.options), default=str)),
-            "input_size": list(training.size),
-            "classes": list(training.classes),
-            "steps_per_epoch": training.steps_per_epoch,
-            "data": training.fingerprint,
-        }
+        self.facts = facts_of(self.recipe, delivery.identity, training)
 
     def start(self, start: files.Checkpoint | None) -> None:
         """From the beginning, or from a checkpoint."""
         if self.accelerator.is_main_process:
             self.out.mkdir(parents=True, exist_ok=True)
         if start is not None:
-            check_same(start, self.facts)
             restore(self.step, start.tensors, start.facts, self.accelerator.process_index)
             self.progress = Progress(**start.facts["progress"])
             self._find_best(start)

@@ -38,6 +38,8 @@ def onto(pixels: NDArray[np.uint8], device: torch.device) -> Tensor:
 class ResidentTraining:
     """Batches made on the device from images that lie there."""
 
+    resident = True
+
     def __init__(
         self,
         stored: Stored,

@@ -34,6 +34,7 @@ from spatially.train.library import read_recipe
 from spatially.train.loop import fit
 from spatially.train.processes import check_launched, joining, launched, on_cpu
 from spatially.train.recipe import Recipe
+from spatially.train.resume import before, check_same, facts_of
 
 TRACKERS = {
     "tensorboard": is_tensorboard_available,
@@ -77,7 +78,7 @@ def train(
         root: where a named data set lies.
         limit: so many training images, drawn by the seed.
         workers: that decode images.
-        resident: whether images stay in the device's memory; by default where they fit.
+        resident: whether images stay in the device's memory; by default as the training began, and at first where they fit.
         device: auto, cpu or cuda.
         resume: `auto` goes on in `out` where there is something; another run's folder or checkpoint, from there, unless
             `out` has gone on from it already; None begins anew.
@@ -102,6 +103,10 @@ def train(
     check_processes(chosen, processes)
     if isinstance(data, str | Path) and Path(data).is_dir():
         check_folder(Path(data))
+
+    start = before(folder, resume)
+    if start is not None and resident is None:
+        resident = start.facts.get("resident")
 
     mean, std = normalisation(model)
     with accelerator.main_process_first():  # which decodes the set for all
@@ -130,6 +135,9 @@ def train(
     free = free_memory(place)
     check_memory(built.model, chosen, size=shape, processes=processes, free=free)
     preprocessing = validation.preprocessing
+    identity = Identity(name=model, options=built.arguments, preprocessing=preprocessing, data=described(data))
+    if start is not None:
+        check_same(start, facts_of(chosen, identity, training))
     teacher = load_teacher(chosen, training.classes, preprocessing, place)
 
     parameters = sum(value.numel() for value in built.model.parameters())
@@ -144,7 +152,6 @@ def train(
         console.print(f"{escape(model)} takes nothing of what the recipe asks of a model ({', '.join(small)})")
     if "drop_path_rate" in built.unused and chosen.regularisation.drop_path:
         console.print(f"{escape(model)} has no stochastic depth: the recipe's drop_path has no effect")
-    identity = Identity(name=model, options=built.arguments, preprocessing=preprocessing, data=described(data))
     history = fit(
         built.model,
         training,

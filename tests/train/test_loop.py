@@ -366,7 +366,7 @@ def test_another_recipe_model_or_data_is_refused(tmp_path: Path) -> None:
         trained(tmp_path, identity=Identity(name="other", preprocessing=tiny.IDENTITY.preprocessing))
     with pytest.raises(UserError, match="another model"):
         trained(tmp_path, model=tiny.network(norm=True))
-    with pytest.raises(UserError, match="another data"):
+    with pytest.raises(UserError, match=r"another data set \(steps_per_epoch 5, now 6\)"):
         trained(tmp_path, data=tiny.TinyData(steps=6))
     with pytest.raises(UserError, match="holds a training already"):
         trained(tmp_path, resume=None)
@@ -385,7 +385,9 @@ def test_a_folder_of_another_size_other_arguments_or_other_images_is_refused(tmp
     trained(tmp_path, data=data(fingerprint="40 images a"), identity=arguments)
     trained(tmp_path, identity=arguments)  # of these images nothing is known
     for options, what in (
-        ({"data": data(fingerprint="40 images b")}, r"another data \(data 40 images a, now 40 images b\)"),
+        ({"data": data(fingerprint="40 images b")}, r"another data set \(data 40 images a, now 40 images b\)"),
+        ({"data": data(classes=("a", "b", "d"))}, r"3 classes, now 3; the first that differs was 'c', now 'd'\)"),
+        ({"data": data(classes=("a", "b"))}, r"3 classes, now 2; the first that differs was 'c', now none\)"),
         ({"data": data(size=(9, 9))}, r"another input size \(input_size \[8, 8\], now \[9, 9\]\)"),
         ({"identity": tiny.IDENTITY}, r"another model \(arguments .*2, 3.*, now {}\)"),
     ):
@@ -397,6 +399,27 @@ def test_a_folder_of_another_size_other_arguments_or_other_images_is_refused(tmp
             del facts[key]
         state.write_text(json.dumps(facts))
     trained(tmp_path)  # as checkpoints were before they told
+
+
+def test_images_are_not_brought_in_another_way_within_a_training(tmp_path: Path) -> None:
+    def data(**facts: Any) -> Any:
+        made = tiny.TinyData()
+        made.__dict__.update(facts)
+        return made
+
+    trained(tmp_path, data=data(resident=True))
+    trained(tmp_path, data=data())  # of these nothing is known
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True)
+    expected = r"kept in memory \(--resident\), and now they would be read again each epoch \(--loader\), which draws"
+    with pytest.raises(UserError, match=expected):
+        trained(tmp_path, data=data(resident=False), console=console)
+    assert output.getvalue() == ""  # no bar of a training that does not begin
+    for state in (tmp_path / "checkpoints").glob("*/state.json"):
+        facts = json.loads(state.read_text())
+        del facts["resident"]
+        state.write_text(json.dumps(facts))
+    trained(tmp_path, data=data(resident=False))  # as checkpoints were before they told
 
 
 def test_goes_on_from_another_folder(tmp_path: Path) -> None:

@@ -215,6 +215,23 @@ def test_the_same_command_again_goes_on_and_another_recipe_does_not(run: Run, tm
     assert "holds a training already" in error
 
 
+def test_images_are_brought_as_the_training_began_where_nobody_says(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["train", "alternet_18", "--recipe", "vanilla", "--data", "shapes", "--epochs", 1, "--batch", 12]
+    words += ["--input-size", 32, "--limit", 24, "--device", "cpu", "--out", tmp_path / "out", *arguments(CNN)]
+    monkeypatch.setattr("spatially.train.data.fits", lambda *given: False)
+    code, _, error = run(*words, "--workers", 0)
+    assert code == 0, error
+    monkeypatch.setattr("spatially.train.data.fits", lambda *given: True)  # such as with more free memory
+    code, _, error = run(*words, "--workers", 0)
+    assert (code, "is trained already" in error) == (0, True), error
+    code, _, error = run(*words, "--resident")
+    assert code == 2
+    assert "images are read again each epoch (--loader), and now they would be kept in memory (--resident)" in error
+    assert "parameters" not in error  # what a training that begins is told of
+
+
 def test_processes_on_a_machine_without_a_gpu_train_together(tmp_path: Path) -> None:
     """Nobody said that it is the CPU they are to use."""
     words = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "spatially", "train"]
