@@ -17,8 +17,7 @@ heads lie in them, and where in the image every query and key belongs: windows, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -28,17 +27,17 @@ from torch.overrides import TorchFunctionMode
 
 from spatially.errors import NotApplicable, UserError
 from spatially.observe import attention_calls as calls
+from spatially.observe.aside import is_aside, step_aside, unnoticed
 from spatially.observe.attention_layers import Layer, Weights
 from spatially.observe.attention_sources import MultiHead, Products, Source, Squares, Written
 from spatially.observe.attention_trace import Call, Convolution, Trace, fields, trace
-from spatially.observe.parts import signature
+from spatially.observe.parts import check_python, signature
 
 if TYPE_CHECKING:
     from spatially.subject import Subject
 
 Consumer = Callable[[Layer, Weights], None]
 
-_aside = ContextVar("aside", default=False)  # what runs is an observer, not the model under observation
 _traces: WeakKeyDictionary[nn.Module, dict[Any, Trace]] = WeakKeyDictionary()
 
 
@@ -108,16 +107,15 @@ class attention(TorchFunctionMode, Sequence[tuple[Layer, Tensor]]):
 
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        if self._inside and (kind := calls.kind_of(function)) is not None and not _aside.get():
+        if self._inside and (kind := calls.kind_of(function)) is not None and not is_aside():
             self._see(kind, function, args, kwargs or {}, result)
         return result
 
     def _check(self) -> None:
-        if isinstance(self.subject.model, torch.jit.ScriptModule):
-            raise NotApplicable(f"{self.subject.name} is a TorchScript module, which cannot be looked into")
+        check_python(self.subject)
 
     def _begin(self, model: nn.Module, arguments: tuple[Any, ...]) -> None:
-        if self._inside or _aside.get() or not arguments or not isinstance(arguments[0], Tensor):
+        if self._inside or is_aside() or not arguments or not isinstance(arguments[0], Tensor):
             return
         images = arguments[0]
         self._trace = _known_trace(model, images)
@@ -128,7 +126,7 @@ class attention(TorchFunctionMode, Sequence[tuple[Layer, Tensor]]):
         self._inside = True
 
     def _end(self, *_: Any) -> None:
-        if not _aside.get():
+        if not is_aside():
             self._inside = False
 
     def _see(self, kind: str, function: Any, arguments: tuple[Any, ...], options: Any, result: Any) -> None:
@@ -144,23 +142,21 @@ class attention(TorchFunctionMode, Sequence[tuple[Layer, Tensor]]):
         self._number += 1
         if call.layer is None or call.arrangement is None:
             return
-        with _step_aside():
+        with step_aside(), _off_the_books():
             source = _source(call, function, arguments, options, result)
             weights = Weights(call.layer, source, call.arrangement, self._batch)
             if self._consumer is None:
-                self._kept.append((call.layer, weights.whole()))
+                self._kept.append((call.layer, weights.whole().clone()))  # the model may write over its own
             else:
                 self._consumer(call.layer, weights)
             weights.release()
 
 
-@contextmanager
-def _step_aside() -> Iterator[None]:
-    token = _aside.set(True)
-    try:
-        yield
-    finally:
-        _aside.reset(token)
+def _off_the_books() -> Any:
+    """What is computed here is not counted among what a checkpointed part of the model computes again."""
+    if not torch.is_grad_enabled():
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 def absent(name: str, found: Trace) -> str:
@@ -191,7 +187,7 @@ def _known_trace(model: nn.Module, images: Tensor) -> Trace:
         pair = images[:1].detach().expand(2, -1, -1, -1).contiguous()
         for other in [one for one in known if one[-1] != state[-1]]:
             del known[other]
-        with _step_aside():
+        with unnoticed(pair.device):
             known[state] = trace(model, pair)
     return known[state]
 

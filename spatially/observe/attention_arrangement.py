@@ -97,10 +97,14 @@ class Arrangement:
 def arrange(query: Points, key: Points) -> Arrangement:
     """From the origins of two images' queries (…, n) and keys (…, m)."""
     lead = query.shape[:-1]
+    if not lead:
+        raise NotPlaced("its queries and keys have no axis for images")
     queries, keys = (
         side.apply(lambda part: part.expand(*lead, part.shape[-1]).flatten(0, -2)) for side in (query, key)
     )
     image = _image(queries, keys)
+    if (image == image[0]).all():
+        raise NotPlaced("it is computed for one image at a time")
     query_position, query_grid, query_tokens = _positions(queries, image)
     key_position, key_grid, key_tokens = _positions(keys, image)
     _, window = torch.unique(torch.cat([query_position, key_position], 1), dim=0, return_inverse=True)

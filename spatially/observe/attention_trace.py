@@ -21,9 +21,14 @@ from spatially.observe import attention_calls as calls
 from spatially.observe.attention_arrangement import Arrangement, Axis, NotPlaced, arrange, grid_positions
 from spatially.observe.attention_layers import Layer
 from spatially.observe.origin import Origin, Points
-from spatially.observe.origin_rules import PRODUCTS, assign, follow, name_of
+from spatially.observe.origin_rules import MOVES, MOVES_LIKE, PRODUCTS, assign, follow, name_of
 
 CHANNELS = "mixes channels, not positions"
+ALIKE = "weighs positions by a softmax that is the same for all queries"
+#: What multiplies maps as attention does, and what only hands weights on.
+PAIRINGS = PRODUCTS | {"einsum", "tensordot", "inner", "cdist"}
+_COPIES = "dropout feature_dropout to type type_as float half bfloat16 double contiguous clone nan_to_num"
+HANDS_ON = MOVES | MOVES_LIKE | frozenset(_COPIES.split())
 
 
 @dataclass(frozen=True)
@@ -54,10 +59,22 @@ class Trace:
     convolutions: tuple[Convolution, ...]
     others: Mapping[str, str]  # attention that is none over positions: the module, and why
     products: tuple[str, ...] = ()  # where two maps are multiplied as matrices, as attention does in whatever form
+    changed: tuple[str, ...] = ()  # layers whose weights are not those of the softmax when they meet the values
 
     @property
     def layers(self) -> list[Layer]:
         return [call.layer for call in self.calls if call.layer is not None]
+
+    @property
+    def unrecognised(self) -> list[str]:
+        """Where maps are multiplied, and neither a layer nor another kind of attention explains it."""
+        explained = [layer.name.partition("#")[0] for layer in self.layers] + list(self.others)
+        return [one for one in dict.fromkeys(self.products) if not any(_within(one, other) for other in explained)]
+
+
+def _within(one: str, other: str) -> bool:
+    """Whether two modules are the same, or one is a part of the other."""
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
 @contextmanager
@@ -88,6 +105,8 @@ class Follower(TorchFunctionMode):
         self.convolutions: list[Convolution] = []
         self.others: dict[str, str] = {}
         self.products: list[str] = []
+        self._weights: Any = WeakTensorKeyDictionary()  # what a softmax gave, and whose layer's it is
+        self._applied: set[str] = set()
 
     def find(self, thing: Any) -> Origin | None:
         return self._origins.get(thing) if isinstance(thing, Tensor) else None
@@ -102,6 +121,7 @@ class Follower(TorchFunctionMode):
         elif isinstance(result, (Tensor, list, tuple)):
             self._convolve(function, args, options)
             self._multiply(function, args, options, result)
+            self._apply(function, args, options, result)
             self._keep(result, follow(function, args, options, result, self.find))
         return result
 
@@ -125,13 +145,29 @@ class Follower(TorchFunctionMode):
 
     def _multiply(self, function: Any, arguments: tuple[Any, ...], options: Mapping[str, Any], result: Any) -> None:
         """Note a product of two maps. One with a single column weighs a map for its mean, which convolutional nets do too."""
-        if name_of(function) not in PRODUCTS | {"einsum"} or min(result.shape[-2:], default=0) < 2:
+        if name_of(function) not in PAIRINGS or min(result.shape[-2:], default=0) < 2:
             return
-        given = [*arguments, *options.values()]
-        tensors = [part for one in given for part in (one if isinstance(one, (list, tuple)) else [one])]
-        found = [origin for one in tensors if (origin := self.find(one)) is not None]
+        found = [origin for one in _given(arguments, options) if (origin := self.find(one)) is not None]
         if sum(origin.points.spread() > 0 for origin in found) > 1:
             self.products.append(self._name())
+
+    def _apply(self, function: Any, arguments: tuple[Any, ...], options: Mapping[str, Any], result: Any) -> None:
+        """Follow a layer's weights from the softmax to the values that they are multiplied with."""
+        given = _given(arguments, options)
+        layers = [layer for one in given if isinstance(one, Tensor) and (layer := self._weights.get(one)) is not None]
+        if not layers:
+            return
+        if name_of(function) in HANDS_ON:
+            for one in result if isinstance(result, (list, tuple)) else [result]:
+                self._weights[one] = layers[0]
+        elif any((origin := self.find(one)) is not None and origin.key is None for one in given):
+            self._applied.update(layers)
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Layers whose weights were not seen to be multiplied with values as they came from the softmax."""
+        written = [call.layer.name for call in self.calls if call.layer is not None and call.kind == calls.SOFTMAX]
+        return tuple(name for name in written if name not in self._applied)
 
     def _attend(self, kind: str, arguments: tuple[Any, ...], options: Mapping[str, Any], result: Any) -> None:
         readers: dict[str, Callable[..., tuple[Call, Origin | None]]] = {
@@ -149,6 +185,8 @@ class Follower(TorchFunctionMode):
             self.others[name] = str(reason)
         if call.arrangement is not None:
             call = replace(call, layer=self._layer(name, call))
+            if kind == calls.SOFTMAX and call.layer is not None:
+                self._weights[result] = call.layer.name
         self.calls.append(call)
 
     def _layer(self, name: str, call: Call) -> Layer:
@@ -191,6 +229,8 @@ class Follower(TorchFunctionMode):
     def _softmax(self, call: Call, arguments: Any, options: Any, result: Tensor) -> tuple[Call, Origin | None]:
         origin = self.find(arguments[0] if arguments else options.get("input"))
         axis = calls.softmax_axis(arguments, options, result.ndim)
+        if origin is not None and origin.key is None and axis is not None and origin.points.varies(axis):
+            self.others.setdefault(self._name(), ALIKE)
         if origin is None or origin.key is None or axis is None or result.ndim < 2:
             return call, origin
         queries, keys = origin.points, origin.key
@@ -281,6 +321,13 @@ class Follower(TorchFunctionMode):
         return "model"
 
 
+def _given(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> list[Any]:
+    """The arguments, those in lists one by one."""
+    return [
+        part for one in (*arguments, *options.values()) for part in (one if isinstance(one, (list, tuple)) else [one])
+    ]
+
+
 def _unique(name: str, taken: set[str]) -> str:
     """The name, numbered where one module does something several times."""
     unique, number = name, 2
@@ -300,4 +347,6 @@ def trace(model: nn.Module, images: Tensor) -> Trace:
     eager = torch.compiler.set_stance("force_eager")
     with eager, names(model) as stack, Follower(model, images, stack) as follower:
         model(images)
-    return Trace(tuple(follower.calls), tuple(follower.convolutions), follower.others, tuple(follower.products))
+    return Trace(
+        tuple(follower.calls), tuple(follower.convolutions), follower.others, tuple(follower.products), follower.changed
+    )

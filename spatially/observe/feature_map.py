@@ -27,9 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from spatially.errors import NotApplicable, unknown
+from spatially.observe.aside import unnoticed
 from spatially.observe.layout import IMAGES, Layout, layout_of
 from spatially.observe.origin_rules import JOINS
-from spatially.observe.parts import signature
+from spatially.observe.parts import check_python, signature
 from spatially.observe.provenance import Record, Step, record
 from spatially.observe.residual import ACTIVATIONS, Point, find_points, lost_after
 from spatially.observe.stream import Consumer, Place, Spot, known_of, spot_at, spots_of, stream
@@ -129,8 +130,9 @@ def maps_of(subject: Subject, size: tuple[int, int]) -> tuple[FoundMap | str, li
     key = (size, subject.dtype, subject.device, state)
     known = known_of(_FOUND, subject.model, state)
     if key not in known:
+        check_python(subject)
         images = subject.normalise(torch.full((IMAGES, 3, *size), 0.5, device=subject.device))
-        with torch.no_grad(), subject.precision():
+        with unnoticed(subject.device), torch.no_grad(), subject.precision():
             passed = record(subject.model, images)
         points = find_points(passed)
         places = [
@@ -186,6 +188,7 @@ class _Maps:
         """The last map, given the stream's last point; None where there is no map."""
         if point is None:
             made = [one for one in self._steps if self._makes_a_map(one)]
+            made = [one for one in made if not self._classifies(one)] or made
             return self._finished(made[-1]) if made else None
         # What a head attends with is no feature map: its keys and values hold as many positions as the map they look at.
         later = [] if self._attended(point) else self._after(point)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
+
+from spatially.errors import NotApplicable
+
+if TYPE_CHECKING:
+    from spatially.subject import Subject
 
 
 def walk(model: nn.Module) -> Iterator[nn.Module]:
@@ -15,10 +21,16 @@ def walk(model: nn.Module) -> Iterator[nn.Module]:
     while waiting:
         module = waiting.pop()
         yield module
-        for part in module._modules.values():
+        for part in () if isinstance(module, torch.jit.ScriptModule) else module._modules.values():
             if part is not None and id(part) not in met:
                 met.add(id(part))
                 waiting.append(part)
+
+
+def check_python(subject: Subject) -> None:
+    """Refuse a model that is, or holds, code that runs past every interception."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in walk(subject.model)):
+        raise NotApplicable(f"{subject.name} is TorchScript, which cannot be looked into; load it as a Python module")
 
 
 def signature(model: nn.Module) -> tuple[Any, ...]:
@@ -34,6 +46,9 @@ def signature(model: nn.Module) -> tuple[Any, ...]:
     waiting, met = [model], {id(model)}
     while waiting:
         module = waiting.pop()
+        if isinstance(module, torch.jit.ScriptModule):  # whose parts are no Python objects
+            found.append(id(module))
+            continue
         own = module.__dict__
         parts = own["_modules"]
         found += (id(module), type(module), module.training)

@@ -148,12 +148,15 @@ def _gaussian(name: str, module: GaussianBias, layer: int, grids: Grids) -> Posi
     return Position(name, "gaussian", grid, arrays, layer=layer, key_grid=grid)
 
 
-def _decomposed(name: str, module: Any, layer: int, grids: Grids) -> Position:
-    arrays = {
-        "down": labelled(as_array(module.rel_pos_h), "offset_y", "channel"),
-        "across": labelled(as_array(module.rel_pos_w), "offset_x", "channel"),
-    }
-    return Position(name, "decomposed", None, arrays, layer=layer)
+def _decomposed(down: str, across: str) -> Callable[[str, Any, int, Any], Position]:
+    def read(name: str, module: Any, layer: int, grids: Grids) -> Position:
+        arrays = {
+            "down": labelled(as_array(getattr(module, down)), "offset_y", "channel"),
+            "across": labelled(as_array(getattr(module, across)), "offset_x", "channel"),
+        }
+        return Position(name, "decomposed", None, arrays, layer=layer)
+
+    return read
 
 
 def _has(*names: str) -> Callable[[nn.Module], bool]:
@@ -171,7 +174,8 @@ FORMS: list[tuple[Callable[[nn.Module], bool], Callable[[str, Any, int, Any], Po
     (_has("continuous_position_bias_mlp", "relative_coords_table"), _continuous),
     (_has("meta_mlp", "relative_coordinates_log"), _paired_network),
     (_has("attention_biases", "attention_bias_idxs"), _distances),
-    (_has("rel_pos_h", "rel_pos_w"), _decomposed),
+    (_has("rel_pos_h", "rel_pos_w"), _decomposed("rel_pos_h", "rel_pos_w")),
+    (_has("height_rel", "width_rel"), _decomposed("height_rel", "width_rel")),
 ]
 
 

@@ -14,7 +14,10 @@ from spatially.nn.relative_position import RelPosBias, RelPosMlp
 from spatially.observe.position import Grid, as_pair
 from spatially.subject import Subject
 
-EMBEDDING = re.compile(r"(?<!rel_)(?<!relative_)(abs(olute)?_)?pos(ition(al)?)?_?(embed(ding)?s?|emb|encoding)(_\w+)?$")
+EMBEDDING = re.compile(
+    r"(?<!rel_)(?<!relative_)(abs(olute)?_)?pos(ition(al)?)?_?(embed(ding)?s?|emb|encoding)\d*(_\w+)?$|^(patch|pixel)_pos$"
+)
+RELATIVE = re.compile(r"^rel(ative)?_?pos\w*_(idx|index|indices)$")  # which entry of a table each pair of places takes
 ROTARY = re.compile(r"rope|rotary", re.IGNORECASE)
 
 

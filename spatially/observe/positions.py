@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from spatially.errors import UserError
 from spatially.observe.position import Grid, Position, as_array, grid_of_tokens, labelled
 from spatially.observe.position_biases import biases
-from spatially.observe.position_grids import EMBEDDING, ROTARY, Grids
+from spatially.observe.position_grids import EMBEDDING, RELATIVE, ROTARY, Grids
 from spatially.subject import Subject
 from spatially.surgery.hosts import Position as HostPosition
 from spatially.surgery.hosts import find
@@ -66,10 +66,10 @@ def _embeddings(model: nn.Module, size: Grid | None, grids: Grids) -> Iterator[P
         for name, tensor in [*tables, *model.named_parameters(), *model.named_buffers()]
         if EMBEDDING.search(name.rpartition(".")[2]) and tensor.is_floating_point()
     ]
-    inside_rotary = {name for name, module in model.named_modules() if ROTARY.search(type(module).__name__)}
+    others = {name for name, module in model.named_modules() if _has_others(module)}
     seen: set[int] = set()
     for name, tensor in [*known, *named]:
-        if id(tensor) in seen or name.rpartition(".")[0] in inside_rotary or tensor.ndim < 2:
+        if id(tensor) in seen or name.rpartition(".")[0] in others or tensor.ndim < 2:
             continue
         seen.add(id(tensor))
         kind = "absolute" if isinstance(tensor, nn.Parameter) and tensor.requires_grad else "sinusoidal"
@@ -78,6 +78,12 @@ def _embeddings(model: nn.Module, size: Grid | None, grids: Grids) -> Iterator[P
         if EMBEDDING.search(name.rpartition(".")[2]) and (made := grids.made_by(name)) is not None:
             learned = any(parameter.requires_grad for parameter in module.parameters())
             yield _embedding(name, made, "absolute" if learned else "sinusoidal", size)
+
+
+def _has_others(module: nn.Module) -> bool:
+    """Whether what looks like an embedding in a module is none: a rotation, or a table of offsets."""
+    held = (*module._buffers, *vars(module))
+    return bool(ROTARY.search(type(module).__name__)) or any(RELATIVE.search(name) for name in held)
 
 
 def _known(model: nn.Module) -> list[HostPosition]:
@@ -93,10 +99,14 @@ def _known(model: nn.Module) -> list[HostPosition]:
 
 def _embedding(name: str, tensor: Tensor, kind: str, size: Grid | None) -> Position:
     values = as_array(tensor)
-    values = values[0] if values.ndim > 2 and values.shape[0] == 1 else values
+    while values.ndim > 2 and values.shape[0] == 1:
+        values = values[0]
     if values.ndim == 3:  # a map: channels first as a rule, last where the grid is seen to come first
         first = size is not None and values.shape[0] * size[1] == values.shape[1] * size[0] and values.shape[0] > 1
-        values = values if first and values.shape[2] > values.shape[0] else values.transpose(1, 2, 0)
+        turned = values if first and values.shape[2] > values.shape[0] else values.transpose(1, 2, 0)
+        if not _is_map(turned, size):  # such as the tokens of each of several blocks
+            return Position(name, kind, None, {"vectors": labelled(values, "block", "token", "channel")})
+        values = turned
         return Position(name, kind, values.shape[:2], {"embedding": labelled(values, "y", "x", "channel")})
     values = values.reshape(-1, values.shape[-1])
     split = grid_of_tokens(len(values), size)
@@ -107,6 +117,16 @@ def _embedding(name: str, tensor: Tensor, kind: str, size: Grid | None) -> Posit
     if prefix:
         arrays["prefix"] = labelled(values[:prefix], "token", "channel")
     return Position(name, kind, grid, arrays)
+
+
+def _is_map(values: np.ndarray, size: Grid | None) -> bool:
+    """Whether (rows, columns, channels) can be one: about the image's proportions, and channels enough to tell places apart.
+
+    Patches need not divide an image evenly.
+    """
+    rows, columns, channels = values.shape
+    height, width = size or (rows, columns)
+    return 2 / 3 < rows * width / (columns * height) < 3 / 2 and channels >= min(rows, columns)
 
 
 # Rotary

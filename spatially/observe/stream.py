@@ -7,7 +7,7 @@ later passes only watch for the calls whose results they are. Nothing is changed
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from spatially.errors import NotApplicable, UserError
+from spatially.observe.aside import is_aside, step_aside, unnoticed
 from spatially.observe.layout import IMAGES, Layout
-from spatially.observe.parts import signature
+from spatially.observe.parts import check_python, signature
 from spatially.observe.provenance import Record, Step, record
 from spatially.observe.residual import find_points, lost_after
 from spatially.subject import Subject
@@ -84,17 +85,15 @@ class stream:
         model, watch = self._subject.model, _Watch(self._consumer)
 
         def begin(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            if watch.apart:
-                return  # the pass that finds the points
+            if is_aside():
+                return  # a pass that finds the points
             images = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
             height, width = images.shape[-2:]
             self._kept.clear()
-            with watch.aside():
-                spots = self.spots((height, width))
-            watch.begin(spots, len(images))
+            watch.begin(self.spots((height, width)), len(images))
 
         def end(*_: Any) -> None:
-            if not watch.apart:
+            if not is_aside():
                 watch.end(self._subject.name)
 
         handles = [
@@ -149,7 +148,6 @@ class _Watch(TorchFunctionMode):
 
     def __init__(self, consumer: Consumer) -> None:
         super().__init__()
-        self.apart = False
         self._consumer = consumer
         self._waiting: dict[Any, dict[_Key, _Waiting]] = {}
 
@@ -172,20 +170,11 @@ class _Watch(TorchFunctionMode):
                 f"looked for its residual stream, but not in one of {self._batch}"
             )
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """While this lasts, nothing is watched."""
-        self.apart = True
-        try:
-            yield
-        finally:
-            self.apart = False
-
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = function(*args, **kwargs) if kwargs else function(*args)
-        if (waiting := self._waiting.get(function)) and not self.apart:
+        if (waiting := self._waiting.get(function)) and not is_aside():
             self._look(waiting, result)
         return result
 
@@ -198,7 +187,8 @@ class _Watch(TorchFunctionMode):
                 found = one.spots.pop(one.count, None) or found
         if found is not None:
             self._waiting[found.function] = {key: one for key, one in waiting.items() if one.spots}
-            self._consumer(found.place, found.layout.map(outputs[found.output]))
+            with step_aside():
+                self._consumer(found.place, found.layout.map(outputs[found.output]))
 
 
 def _share(shape: torch.Size, axis: int, batch: int) -> tuple[int, ...] | None:
@@ -218,18 +208,15 @@ def spots_of(subject: Subject, size: tuple[int, int]) -> list[Spot]:
     key = (size, subject.dtype, subject.device, state)
     known = known_of(_FOUND, model, state)
     if key not in known:
+        check_python(subject)
         # What is found serves later passes that take gradients, so nothing of it may be an inference tensor.
-        with torch.inference_mode(False), torch.no_grad(), subject.precision():
+        with unnoticed(subject.device), torch.inference_mode(False), torch.no_grad(), subject.precision():
             images = subject.normalise(torch.full((IMAGES, 3, *size), 0.5, device=subject.device))
             known[key] = _spots(record(model, images))
     found = known[key]
     if isinstance(found, str):
         raise NotApplicable(f"{subject.name} {found}")
     if not found:
-        if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-            raise NotApplicable(
-                f"{subject.name} is TorchScript, which cannot be looked into; load it as a Python module"
-            )
         raise NotApplicable(
             f"{subject.name} has no residual stream: nowhere does it add what it computed from a map to that map"
         )

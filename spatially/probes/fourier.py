@@ -69,6 +69,7 @@ class Fourier(StreamProbe):
         grids = zip(outcomes["rows"].values, outcomes["columns"].values, strict=True)
         highest = xr.DataArray([frequencies((int(rows), int(columns)))[-1] for rows, columns in grids], dims="layer")
         at_highest = found.sel(frequency=highest).drop_vars("frequency")
+        at_highest = at_highest.where(highest > 0)  # a map of 2×2 has no frequency but 0
         names = {name: str(name).replace("log_amplitude", "high_frequency") for name in at_highest.data_vars}
         result = outcomes.assign(found.data_vars).assign(at_highest.rename(names).data_vars)
         return result.assign_coords(highest_frequency=highest.assign_attrs(units="π"))

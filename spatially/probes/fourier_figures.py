@@ -54,7 +54,7 @@ def captions(results: Results) -> dict[str, str]:
         " blue subsampling, white MLPs and convolutions. Frequencies are true: the last one of a small map is well below"
         " π. Corresponds to figure 4 of Park and Kim.",
         "high_frequency": "Relative log amplitude at the highest frequency (in units of π) of each layer, with the ends of"
-        " its 95 % interval. White noise has 0.347.",
+        " its 95 % interval. White noise has 0.347; a map of 2×2 or fewer has no frequency but 0, and no value here.",
     }
 
 
@@ -65,14 +65,18 @@ def descriptions(results: Results) -> dict[str, str]:
 
 def _describe(model: str, dataset: xr.Dataset) -> str:
     values = dataset["high_frequency"].values
+    seen = np.isfinite(values)
+    if not seen.any():
+        return f"{model}: no map has a frequency but 0."
+    values, kinds = values[seen], dataset["kind"].values[seen][1:]
     changes = np.diff(values)
-    kinds = dataset["kind"].values[1:]
     parts = [
         f"{float(np.mean(changes[kinds == kind])):+.2f} a layer by {kind}"
         for kind in ("attention", "mlp", "convolution", "subsampling")
         if (kinds == kind).any()
     ]
-    return f"{model}: {values[0]:.2f} after the stem, {values[-1]:.2f} at the end; {listing(parts)}."
+    ends = f"{model}: {values[0]:.2f} after the stem, {values[-1]:.2f} at the end"
+    return f"{ends}; {listing(parts)}." if parts else f"{ends}."
 
 
 def _draw_spectra(axes: Axes, dataset: xr.Dataset) -> None:

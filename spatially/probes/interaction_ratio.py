@@ -21,7 +21,7 @@ from torch import Tensor
 
 from spatially.errors import NotApplicable, UserError, unknown
 from spatially.observe.attention import Layer, Weights, absent, attention
-from spatially.observe.attention_trace import Convolution, Trace
+from spatially.observe.attention_trace import ALIKE, Convolution, Trace
 from spatially.perturb.pixels import as_float
 from spatially.probes.ahead import Outcomes, read
 from spatially.probes.base import Drawing, Probe, Rows, check_switch, image_coordinates, several
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from spatially.subject import Subject
 
 CONVOLUTIONS = ("auto", "all", "none")
+UNRECOGNISED = "multiplies maps as attention does, in a form that is not recognised"
+CHANGED = "changes its weights after the softmax, and is shown as it was before"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +87,14 @@ class InteractionRatio(Probe):
 
     def facts(self, subject: Subject, images: Images) -> dict[str, Any]:
         """Attention that the layers do not show: of channels or of a class token alone, or in a form that is not recognised."""
+        found = attention(subject).trace()
         left: dict[str, list[str]] = {}
-        for module, reason in attention(subject).trace().others.items():
+        for module, reason in found.others.items():
             left.setdefault(reason, []).append(module)
+        if found.unrecognised:
+            left[UNRECOGNISED] = found.unrecognised
+        if found.changed:
+            left[CHANGED] = list(found.changed)
         words = "; ".join(f"{', '.join(modules)} ({reason})" for reason, modules in left.items())
         return {"attention_left_out": words} if left else {}
 
@@ -112,7 +119,8 @@ class InteractionRatio(Probe):
         raise NotApplicable(absent(subject.name, found))
 
     def _convolutions(self, found: Trace, attending: list[Layer]) -> list[Convolution]:
-        attends = bool(attending or found.layers or found.others or found.products)
+        others = any(reason != ALIKE for reason in found.others.values())
+        attends = bool(attending or found.layers or others or found.products)
         if self.convolutions == "none" or (self.convolutions == "auto" and attends):
             return []
         return [one for one in found.convolutions if max(one.kernel) > 1]

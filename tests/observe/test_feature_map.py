@@ -150,6 +150,14 @@ def test_a_home_made_model_without_additions() -> None:
     assert torch.equal(seen(subject, images), model[1](model[0](subject.normalise(images))).detach())
 
 
+def test_a_convolution_that_answers_everywhere_is_no_feature_map() -> None:
+    features = nn.Sequential(nn.Conv2d(3, 8, 5, stride=2), nn.ReLU())
+    model = nn.Sequential(features, nn.Conv2d(8, 4, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    subject = subject_of(model, 32)
+    images = torch.rand(2, 3, 32, 32)
+    assert torch.equal(seen(subject, images), features(subject.normalise(images)).detach())
+
+
 class Later(nn.Module):
     """Convolutions without a short cut after the only one with one; `dense` answers at every position."""
 

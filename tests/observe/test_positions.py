@@ -305,6 +305,28 @@ def test_decomposed_positions_are_reported_as_such() -> None:
     found = positions(subject_of(model))
     assert {one.kind for one in found} == {"decomposed"}
     assert all(set(one.arrays) == {"down", "across"} for one in found)
+    bottleneck = positions(subject_of(timm.create_model("botnet26t_256", num_classes=5), 256))
+    assert [(one.kind, *one.arrays) for one in bottleneck] == [("decomposed", "down", "across")] * 3
+
+
+def test_tokens_of_blocks_and_tables_of_offsets_are_no_maps() -> None:
+    nested = positions(subject_of(timm.create_model("nest_tiny", num_classes=5), 224))
+    assert [one.grid for one in nested] == [None, None, (14, 14)]
+    assert [(*one.arrays,) for one in nested] == [("vectors",), ("vectors",), ("embedding",)]
+    offsets = timm.create_model("lambda_resnet26rpt_256", num_classes=5)
+    assert positions(subject_of(offsets, 256)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "grids"),
+    [
+        ("visformer_tiny", {"pos_embed1": (28, 28), "pos_embed2": (14, 14), "pos_embed3": (7, 7)}),
+        ("tnt_s_patch16_224", {"patch_pos": (14, 14), "pixel_pos": (4, 4)}),
+    ],
+)
+def test_embeddings_by_other_names(name: str, grids: dict[str, tuple[int, int]]) -> None:
+    found = positions(subject_of(timm.create_model(name, num_classes=5), 224))
+    assert {one.name: one.grid for one in found} == grids
 
 
 @pytest.mark.parametrize("name", ["timm vit", "timm relpos mlp", "torchvision swin", "own relpos mlp"])

@@ -14,8 +14,10 @@ import spatially
 from spatially.data import Images
 from spatially.errors import NotApplicable, UserError
 from spatially.observe import attention
+from spatially.observe.attention_trace import ALIKE
 from spatially.perturb.pixels import as_float
 from spatially.probes import InteractionRatio, interaction_ratio_figures
+from spatially.probes.interaction_ratio import CHANGED, UNRECOGNISED
 from spatially.study import Study, run_study
 
 subject_of = run_path(str(Path(__file__).parents[1] / "observe" / "networks.py"))["subject_of"]
@@ -180,6 +182,65 @@ def test_attention_that_no_layer_shows_is_named():
     assert not set(named) & set(result["name"].values)
     caption = interaction_ratio_figures.captions({"davit": result})["depth"]
     assert result.attrs["attention_left_out"] in caption
+
+
+class Attends(nn.Module):
+    """Attention as usual, or with weights that are halved, hidden or the same for all queries."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.parts = nn.Linear(8, 24)
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        queries, keys, values = self.parts(x).chunk(3, -1)
+        if self.kind == "alike":
+            return x + (values * queries.mean(-1, keepdim=True).softmax(1)).sum(1, keepdim=True)
+        logits = queries @ keys.transpose(1, 2)
+        weights = logits.exp() / logits.exp().sum(-1, keepdim=True) if self.kind == "hidden" else logits.softmax(-1)
+        return x + (0.5 * weights if self.kind == "halved" else nn.functional.dropout(weights, 0.0)) @ values
+
+
+class Mixed(nn.Module):
+    """A layer of attention as usual, and another."""
+
+    def __init__(self, second: str) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 8, stride=8)
+        self.first, self.second = Attends("usual"), Attends(second)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(self.first(self.stem(images).flatten(2).mT)).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("second", "layers", "left"),
+    [
+        ("usual", ["first", "second"], None),
+        ("halved", ["first", "second"], f"second ({CHANGED})"),
+        ("hidden", ["first"], f"second ({UNRECOGNISED})"),
+        ("alike", ["first"], f"second ({ALIKE})"),
+    ],
+)
+def test_what_layers_do_not_show_is_said(second, layers, left):
+    subject = spatially.load(Mixed(second), name="mixed", input_size=32, device="cpu")
+    result = InteractionRatio().run(subject, pictures(subject, 2))
+    assert list(result["name"].values) == layers
+    assert result.attrs.get("attention_left_out") == left
+
+
+@pytest.mark.parametrize("name", ["timm vit", "timm swin", "timm levit", "timm beit", "torchvision maxvit", "hf swin"])
+def test_nothing_is_left_out_of_a_usual_model(name):
+    subject = subject_of(name)
+    assert "attention_left_out" not in InteractionRatio().run(subject, pictures(subject, 1)).attrs
+
+
+def test_weights_mixed_among_heads_are_said_to_be():
+    subject = subject_of("timm cait")
+    left = InteractionRatio().run(subject, pictures(subject, 1)).attrs["attention_left_out"]
+    assert CHANGED in left
+    assert "blocks.0.attn" in left
 
 
 def test_what_cannot_be():
