@@ -169,11 +169,16 @@ def _known(member: Member, recipe: Recipe, data: Any, out: Path, options: Mappin
     record = folder / "member.json"
     if not record.is_file():
         return None
-    known, asked = json.loads(record.read_text(encoding="utf-8")), _asked(member, recipe, data, options)
-    if known["asked"] != asked:
-        changed = [key for key in asked if known["asked"].get(key) != asked[key]]
+    try:
+        known = json.loads(record.read_text(encoding="utf-8"))
+        was, outcome = dict(known["asked"]), Outcome(**known["outcome"])
+    except (ValueError, KeyError, TypeError):
+        return None  # damaged: the finished training beside it tells all of it again
+    asked = _asked(member, recipe, data, options)
+    if was != asked:
+        changed = [key for key in asked if was.get(key) != asked[key]]
         raise UserError(f"{folder} was trained with another {' and '.join(changed)}; give another --out")
-    return Outcome(**known["outcome"])
+    return outcome
 
 
 def _outcome(member: Member, recipe: Recipe, data: Any, out: Path, options: Mapping[str, Any]) -> Outcome:
@@ -194,7 +199,7 @@ def _outcome(member: Member, recipe: Recipe, data: Any, out: Path, options: Mapp
         macs=macs,
         train_loss=float(last["train_loss"]),
         train_accuracy=float(last["train_accuracy"]),
-        validation_loss=float(last["validation_loss"]),
+        validation_loss=float(last["validation_loss"] or "nan"),
         validation_accuracy=float(last["validation_accuracy"]),
         folder=str(Path("members") / member.name),
     )

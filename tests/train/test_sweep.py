@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from spatially.errors import UserError
 from spatially.models.costs import count
 from spatially.train import sweep as sweeps
+from spatially.train.library import read_recipe
 from spatially.train.sweep_figures import draw_sweep
 from spatially.train.training import train
 
@@ -51,9 +53,42 @@ def test_a_sweep_goes_on_where_it_was(run: Run, tmp_path: Path, monkeypatch: pyt
     assert {path.name for path in tmp_path.glob("sweep.*")} == {"sweep.csv", "sweep.svg", "sweep.pdf", "sweep.png"}
     assert run(*words)[0] == 0
     assert len(calls) == 3  # all is known
+    record = tmp_path / "members" / "resnet50_flat-base_width=8" / "member.json"
+    known = record.read_text()
+    record.write_text(known[:100])
+    assert run(*words)[0] == 0
+    assert (len(calls), record.read_text()) == (4, known)  # from the training, which is finished
     code, _, error = run(*words, "--set", "optimiser.lr=1")
     assert code == 2
     assert "was trained with another recipe" in error
+
+
+def test_a_validation_loss_that_was_not_finite_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(model: str, recipe: Any, data: Any, folder: Path, **options: Any) -> Path:
+        folder.mkdir(parents=True)
+        (folder / "log.csv").write_text(
+            "train_loss,train_accuracy,validation_loss,validation_accuracy\n1.5,0.25,,0.5\n"
+        )
+        return folder
+
+    monkeypatch.setattr(sweeps, "train", trained)
+    monkeypatch.setattr(sweeps, "cost", lambda folder: (1, 2))
+    member, recipe = sweeps.members(["resnet50_flat"])[0], read_recipe("vanilla")
+    made = sweeps._outcome(member, recipe, "shapes", tmp_path, {})
+    known = sweeps._known(member, recipe, "shapes", tmp_path, {})
+    assert known is not None
+    assert math.isnan(made.validation_loss)
+    assert math.isnan(known.validation_loss)
+    assert made.validation_accuracy == known.validation_accuracy == 0.5
+
+
+@pytest.mark.parametrize("damaged", ["", "[]", '{"asked": {}}', '{"asked": 1, "outcome": {}}', "\xff"])
+def test_a_damaged_record_tells_nothing(damaged: str, tmp_path: Path) -> None:
+    member = sweeps.members(["resnet50_flat"])[0]
+    record = tmp_path / "members" / "resnet50_flat" / "member.json"
+    record.parent.mkdir(parents=True)
+    record.write_bytes(damaged.encode("latin-1"))
+    assert sweeps._known(member, read_recipe("vanilla"), "shapes", tmp_path, {}) is None
 
 
 @pytest.mark.parametrize(
