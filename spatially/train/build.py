@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from spatially.errors import UserError, first_line
+from spatially.errors import UserError, first_line, unknown
 from spatially.nn.conv_projection import NORMALISED
 from spatially.subject.checkpoint import load_checkpoint, read_checkpoint
 from spatially.subject.from_timm import check_name
@@ -43,6 +43,8 @@ class BuiltModel:
 
 def check_model(name: str) -> None:
     """That there is such a model here or in timm."""
+    import timm
+
     import spatially.models  # noqa: F401  (registers them)
 
     if name.startswith(("torchvision/", "hf/", "hf-hub:", "local-dir:")) or ":" in name or Path(name).is_dir():
@@ -50,6 +52,8 @@ def check_model(name: str) -> None:
             f"{name} cannot be trained by a recipe, whose models come from here and from timm: spatially models; "
             "to go on from a trained folder, name its architecture and give --checkpoint FOLDER"
         )
+    if not timm.is_model(name.partition(".")[0]):
+        raise unknown("model", name, timm.list_models(), hint="They are listed by: spatially models")
     check_name(name)
 
 

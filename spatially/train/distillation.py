@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from spatially.errors import UserError
 from spatially.subject import Subject, load
+from spatially.subject.classes import ADVICE
 from spatially.subject.preprocessing import Preprocessing
 from spatially.train.recipe import Distillation, Recipe
 
@@ -77,7 +78,12 @@ def load_teacher(
     try:
         aligned = subject.align(classes, torch.arange(len(classes)))
     except UserError as error:
-        raise UserError(f"distillation.teacher: {wanted.teacher} does not know the data's classes: {error}") from error
+        # What it advises would need a class map, which a training does not take.
+        reason = str(error).removesuffix(f": {ADVICE}").removesuffix(": it cannot be measured on them")
+        raise UserError(
+            f"distillation.teacher: {wanted.teacher} does not know the data's classes: {reason}; train a teacher on these "
+            "classes first and give its folder, --set distillation.teacher=FOLDER, or call the classes as the teacher does"
+        ) from error
     return Teacher(aligned, preprocessing)
 
 

@@ -206,6 +206,7 @@ def test_gradient_checkpointing_is_switched_on() -> None:
     ("name", "message"),
     [
         ("swin_tny_m", "unknown model 'swin_tny_m': did you mean 'swin_tiny_m'"),
+        ("qqqq", r"unknown model 'qqqq': \d+ are known. They are listed by: spatially models$"),
         ("torchvision/resnet18", "cannot be trained by a recipe"),
         ("package.module:build", "cannot be trained by a recipe"),
     ],

@@ -1,5 +1,6 @@
 """Teachers: their own size and normalisation, the data's classes, and a training that learns from one."""
 
+import re
 from pathlib import Path
 from runpy import run_path
 from types import SimpleNamespace
@@ -52,8 +53,11 @@ def test_teacher_in_a_trained_folder_answers_in_the_order_of_the_datas_classes(t
 
 def test_teacher_of_other_classes_is_refused() -> None:
     recipe = tiny.recipe(distillation={"teacher": "resnet10t", "pretrained": False})
-    with pytest.raises(UserError, match=r"distillation\.teacher: resnet10t does not know the data's classes"):
-        load_teacher(recipe, ("a", "b", "c"), STUDENT, torch.device("cpu"))
+    for classes in (("a", "b", "c"), tuple(f"class {number}" for number in range(1001))):
+        with pytest.raises(UserError, match=r"teacher: resnet10t does not know the data's classes") as told:
+            load_teacher(recipe, classes, STUDENT, torch.device("cpu"))
+        assert "; train a teacher on these classes first and give its folder, --set" in str(told.value)
+        assert not re.search("class.map|measured", str(told.value))
     assert load_teacher(tiny.recipe(), ("a",), STUDENT, torch.device("cpu")) is None
 
 
