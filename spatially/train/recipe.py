@@ -16,6 +16,7 @@ from spatially.train.augment.rand_augment import RandAugment
 from spatially.train.settings import Settings, setting
 
 SMALLEST = 8  # side of an image
+_ALONG = "or give the epochs by --epochs, which brings the schedule along"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,11 +204,14 @@ class Recipe(Settings):
     def check(self) -> None:
         last = max(self.schedule.milestones, default=0)
         if last >= self.total_epochs:
-            raise UserError(f"schedule.milestones must lie before the last of {self.total_epochs} epochs, got {last}")
+            raise UserError(
+                f"schedule.milestones must lie before the last of {self.total_epochs} epochs, got {last}: change them too, "
+                f"{_ALONG}"
+            )
         if self.schedule.warmup_epochs > self.epochs and not self.schedule.warmup_before:
             raise UserError(
                 f"schedule.warmup_epochs must be at most the {self.epochs} epochs, but came as "
-                f"{self.schedule.warmup_epochs}"
+                f"{self.schedule.warmup_epochs}: change it too, {_ALONG}"
             )
         if self.batch % self.run.accumulation:
             raise UserError(

@@ -263,8 +263,14 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"schedule.name": "step"}, "schedule.milestones must name at least one epoch"),
     ({"schedule.milestones": [2]}, "schedule.milestones belong to a step schedule"),
     ({"schedule.name": "step", "schedule.milestones": [3, 2]}, "schedule.milestones must rise"),
-    ({"schedule.name": "step", "schedule.milestones": [4]}, "schedule.milestones must lie before the last of 4"),
-    ({"schedule.warmup_epochs": 5}, "schedule.warmup_epochs must be at most the 4 epochs"),
+    (
+        {"schedule.name": "step", "schedule.milestones": [4]},
+        "milestones must lie before the last of 4 epochs, got 4: change them too, or give the epochs by --epochs",
+    ),
+    (
+        {"schedule.warmup_epochs": 5},
+        "at most the 4 epochs, but came as 5: change it too, or give the epochs by --epochs",
+    ),
     ({"data.split": [0.7, 0.3, 0.2]}, "data.split must be the shares"),
     ({"data.split": [1, 0, 0]}, "data.split must be the shares"),
     ({"distillation.kind": "hard"}, "distillation lacks teacher"),
