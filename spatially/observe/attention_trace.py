@@ -21,9 +21,10 @@ from spatially.observe import attention_calls as calls
 from spatially.observe.attention_arrangement import Arrangement, Axis, NotPlaced, arrange, grid_positions
 from spatially.observe.attention_layers import Layer
 from spatially.observe.origin import Origin, Points
-from spatially.observe.origin_rules import MOVES, MOVES_LIKE, PRODUCTS, assign, follow, name_of
+from spatially.observe.origin_rules import MOVES, MOVES_LIKE, PRODUCTS, assign, chooses, follow, name_of
 
 CHANNELS = "mixes channels, not positions"
+LOST = "cannot be followed back to the image"
 ALIKE = "weighs positions by a softmax that is the same for all queries"
 #: What multiplies maps as attention does, and what only hands weights on.
 PAIRINGS = PRODUCTS | {"einsum", "tensordot", "inner", "cdist"}
@@ -101,6 +102,8 @@ class Follower(TorchFunctionMode):
         self._stack = stack
         self._origins: Any = WeakTensorKeyDictionary()
         self._origins[images] = Origin(Points.of_images(images))
+        self._computed: Any = WeakTensorKeyDictionary()  # from the images, whether or not it is known where they show
+        self._computed[images] = True
         self.calls: list[Call] = []
         self.convolutions: list[Convolution] = []
         self.others: dict[str, str] = {}
@@ -122,8 +125,16 @@ class Follower(TorchFunctionMode):
             self._convolve(function, args, options)
             self._multiply(function, args, options, result)
             self._apply(function, args, options, result)
-            self._keep(result, follow(function, args, options, result, self.find))
+            if not chooses(function, args, options, self._is_computed):
+                self._keep(result, follow(function, args, options, result, self.find))
+        if any(self._is_computed(one) for one in _given(args, options)):
+            for one in result if isinstance(result, (list, tuple)) else [result]:
+                if isinstance(one, Tensor):
+                    self._computed[one] = True
         return result
+
+    def _is_computed(self, thing: Any) -> bool:
+        return isinstance(thing, Tensor) and thing in self._computed
 
     def _keep(self, result: Any, origin: Any) -> None:
         if isinstance(origin, list):
@@ -147,8 +158,8 @@ class Follower(TorchFunctionMode):
         """Note a product of two maps. One with a single column weighs a map for its mean, which convolutional nets do too."""
         if name_of(function) not in PAIRINGS or min(result.shape[-2:], default=0) < 2:
             return
-        found = [origin for one in _given(arguments, options) if (origin := self.find(one)) is not None]
-        if sum(origin.points.spread() > 0 for origin in found) > 1:
+        given = [(self.find(one), self._is_computed(one)) for one in _given(arguments, options)]
+        if sum(computed if origin is None else origin.points.spread() > 0 for origin, computed in given) > 1:
             self.products.append(self._name())
 
     def _apply(self, function: Any, arguments: tuple[Any, ...], options: Mapping[str, Any], result: Any) -> None:
@@ -217,6 +228,7 @@ class Follower(TorchFunctionMode):
         raw = arguments[1] if len(arguments) > 1 else options["key"]
         query, key, value = self.find(given["query"]), self.find(raw), self.find(given["value"])
         if key is None:
+            self._lost(raw)
             return call, None
         queries = Points.nowhere(given["query"], padding=False) if query is None else query.points
         keys: Points = key.points.apply(lambda part: calls.grouped(part, given))
@@ -225,6 +237,10 @@ class Follower(TorchFunctionMode):
             return call, None if value is None else value.map(lambda one: one.mean(-2).expand(result.shape))
         origin = Origin(queries.mean(-1).expand(result.shape))
         return self._arranged(call, queries.mean(-1), keys.mean(-1)), origin
+
+    def _lost(self, key: Tensor) -> None:
+        if self._is_computed(key):
+            self.others[self._name()] = LOST
 
     def _softmax(self, call: Call, arguments: Any, options: Any, result: Tensor) -> tuple[Call, Origin | None]:
         origin = self.find(arguments[0] if arguments else options.get("input"))
@@ -259,6 +275,7 @@ class Follower(TorchFunctionMode):
         given = calls.multi_head_arguments(arguments, options)
         query, key = self.find(given["query"]), self.find(given["key"])
         if key is None:
+            self._lost(given["key"])
             return call, None
         if given["query"].ndim != 3 or given.get("bias_k") is not None or given.get("add_zero_attn"):
             raise NotPlaced("it adds keys of its own, or its input has no batch")

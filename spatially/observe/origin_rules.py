@@ -32,6 +32,8 @@ POOLS = frozenset(
     f"{kind}_pool{rank}d" for kind in ("max", "avg", "lp", "adaptive_avg", "adaptive_max") for rank in (1, 2, 3)
 ) | {"interpolate", "upsample"}
 PRODUCTS = frozenset({"matmul", "__matmul__", "bmm", "mm"})
+SORTS = frozenset({"argsort", "kthvalue", "msort", "sort", "topk"})
+CHOICES = frozenset({"__getitem__", "gather", "index_select", "masked_select", "take", "take_along_dim"})
 CREATES = ("new_", "rand", "zeros", "ones", "full", "empty", "arange", "eye")  # names that begin so, or end on _like
 
 
@@ -39,6 +41,16 @@ def name_of(function: Any) -> str:
     """A function's own name; for a property, such as ``Tensor.mT``, the property's."""
     name = getattr(function, "__name__", "")
     return getattr(function.__self__, "__name__", name) if name == "__get__" else name
+
+
+def chooses(function: Any, arguments: tuple[Any, ...], options: Mapping[str, Any], seen: Callable[[Any], bool]) -> bool:
+    """Whether a call picks or orders elements by what is in the images, as a model does that drops tokens: then it cannot be
+    told for all images where its result comes from."""
+    name = name_of(function)
+    if name in SORTS:
+        return True
+    chosen = [*arguments[1:], *options.values()] if name in CHOICES else []
+    return any(seen(part) for one in chosen for part in (one if isinstance(one, (list, tuple)) else [one]))
 
 
 def follow(function: Any, arguments: tuple[Any, ...], options: Mapping[str, Any], result: Any, find: Find) -> Any:

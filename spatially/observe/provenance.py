@@ -18,7 +18,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from spatially.observe.origin import Origin, Points
-from spatially.observe.origin_rules import CONVOLUTIONS, MOVES, MOVES_LIKE, POOLS, PRODUCTS, assign, follow, name_of
+from spatially.observe.origin_rules import (
+    CONVOLUTIONS,
+    MOVES,
+    MOVES_LIKE,
+    POOLS,
+    PRODUCTS,
+    assign,
+    chooses,
+    follow,
+    name_of,
+)
 
 ADDITIONS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__", "addcmul", "addcmul_"})
 #: What mixes values of different places or channels; everything else leaves a representation what it is.
@@ -124,6 +134,8 @@ class Recorder(TorchFunctionMode):
             self._add(tensor, kind, parents, function, place, origin)
 
     def _origins_of(self, function: Any, args: Any, kwargs: Any, result: Any, count: int) -> list[Origin | None]:
+        if chooses(function, args, kwargs, lambda one: self._number(one) is not None):
+            return [None] * count
         try:
             found = follow(function, args, kwargs, result, self._origin)
         except (RuntimeError, TypeError, IndexError, ValueError, KeyError, AttributeError):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from spatially.observe.layout import Layout, layout_of
-from spatially.observe.origin_rules import CONVOLUTIONS
+from spatially.observe.origin_rules import CHOICES, CONVOLUTIONS
 from spatially.observe.provenance import MIXING, Record, Step
 
 ACTIVATIONS = {
@@ -65,7 +65,8 @@ def find_points(record: Record) -> list[Point]:
 def lost_after(record: Record, number: int) -> Step | None:
     """The first map that a model goes on to compute from a step, but whose places in the image are not known; None if none is.
 
-    Convolutions tell that there still is a map; so do additions of the step's own shape. What a head computes is neither.
+    Convolutions tell that there still is a map; so do additions of the step's own shape, and tokens picked by what they hold.
+    What a head computes is none of these.
     """
     reached = {number}
     for step in record.steps[number + 1 :]:
@@ -74,6 +75,7 @@ def lost_after(record: Record, number: int) -> Step | None:
             if step.points is None and (
                 (step.name in CONVOLUTIONS and step.shape[2:].numel() > 1)
                 or (step.kind == "addition" and step.shape == record.steps[number].shape)
+                or (step.name in CHOICES and step.shape[1:-1].numel() > 1)
             ):
                 return step
     return None

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import spatially
 from spatially.errors import NotApplicable, UserError
-from spatially.observe import Place, feature_map, stream
+from spatially.observe import Place, attention, feature_map, stream
+from spatially.observe.attention_trace import LOST
 
 _SHARED = run_path(str(Path(__file__).parent / "families.py"))
 FAMILIES, subject_of, count_kinds = (_SHARED[name] for name in ("FAMILIES", "subject_of", "count_kinds"))
@@ -382,6 +383,31 @@ def test_no_residual_stream(subject: spatially.Subject) -> None:
         stream(subject).places()
     with pytest.raises(NotApplicable, match="small has no residual stream"), stream(subject):
         subject(torch.rand(1, 3, 32, 32))
+
+
+class Pruned(nn.Module):
+    """Keeps the half of the tokens that are longest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 8, stride=8), nn.Linear(8, 5)
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.blocks[0](self.stem(images).flatten(2).mT)
+        longest = x.norm(dim=-1).topk(x.shape[1] // 2).indices
+        return self.head(self.blocks[1](x.gather(1, longest[..., None].expand(-1, -1, 8))).mean(1))
+
+
+def test_tokens_that_are_picked_by_what_they_hold_have_no_known_places() -> None:
+    subject = spatially.load(Pruned().eval(), name="pruned", input_size=64, device="cpu")
+    with pytest.raises(NotApplicable, match="pruned has a residual stream that is lost on its way"):
+        stream(subject).places()
+    with pytest.raises(NotApplicable, match="pruned has a last feature map that is not found"):
+        feature_map(subject).place()
+    found = attention(subject).trace()
+    assert [layer.name for layer in found.layers] == ["blocks.0.self_attn"]
+    assert found.others == {"blocks.1.self_attn": LOST}
 
 
 def test_residuals_without_a_map() -> None:
