@@ -6,8 +6,9 @@ A residual addition adds a tensor, or a short cut from it, and something compute
 * or both sides do, and the map changes its size or channels on the way: a short cut that projects or pools;
 * or one side is itself a residual addition: parallel branches, added one after another.
 
-An addition inside another one's branch (attention that keeps its pooled queries, say) is not on the stream. What happens to
-the stream between two additions (patch merging, a block without a short cut) is a point of its own.
+An addition inside another one's branch (attention that keeps its pooled queries, say), or beside the stream and read by
+branches alone (GCViT's global queries), is not on the stream. What happens to the stream between two additions (patch merging,
+a block without a short cut) is a point of its own.
 """
 
 from __future__ import annotations
@@ -157,8 +158,15 @@ class _Stream:
         return None, arms
 
     def _on_the_stream(self, additions: Sequence[_Addition]) -> list[_Addition]:
-        inside = {one.step.number for one in additions for other in additions if one.step.number in other.branch}
-        return [addition for addition in additions if addition.step.number not in inside]
+        """Those met on the way back from what is computed last, past the branches of those met before."""
+        sources = {addition.step.number: addition.source for addition in additions}
+        waiting, met = [step.number for step in self._steps if step.number not in self._readers], set()
+        while waiting:
+            number = waiting.pop()
+            if number not in met:
+                met.add(number)
+                waiting.extend([sources[number]] if number in sources else self._steps[number].parents)
+        return [addition for addition in additions if addition.step.number in met]
 
     def _mixing(self, steps: Iterable[int]) -> list[Step]:
         return [self._steps[number] for number in sorted(steps) if self._steps[number].kind in MIXING]

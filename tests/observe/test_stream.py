@@ -1,10 +1,12 @@
 """The residual stream of every family: how many points, of what kind, with the values that the libraries' own outputs have."""
 
+import itertools
 from copy import deepcopy
 from pathlib import Path
 from runpy import run_path
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -383,6 +385,14 @@ def test_no_residual_stream(subject: spatially.Subject) -> None:
         stream(subject).places()
     with pytest.raises(NotApplicable, match="small has no residual stream"), stream(subject):
         subject(torch.rand(1, 3, 32, 32))
+
+
+def test_what_branches_alone_read_is_beside_the_stream() -> None:
+    model = timm.create_model("gcvit_xxtiny", num_classes=5)
+    places = stream(spatially.load(model, input_size=224, device="cpu")).places()
+    assert not any("global_block" in place.name for place in places)
+    assert [place.kind for place in places].count("mlp") == 12
+    assert all(before.grid >= after.grid for before, after in itertools.pairwise(places))
 
 
 class Pruned(nn.Module):
