@@ -81,7 +81,10 @@ def _read_pickle(path: Path) -> Any:
             "if you trust it, convert it to safetensors where it was made"
         ) from error
     except Exception as error:  # torch raises whatever its readers stumble over: EOFError, KeyError, RuntimeError, …
-        raise UserError(f"checkpoint: {path} is damaged or not a weights file ({_first_line(error)})") from error
+        reason = (
+            f" ({_first_line(error)})" if isinstance(error, RuntimeError) else ""
+        )  # others do not say what is wrong
+        raise UserError(f"checkpoint: {path} is damaged or not a weights file{reason}") from error
 
 
 def _code_wanted(path: Path) -> str | None:

@@ -148,3 +148,11 @@ def test_a_part_that_is_kept_stays_as_it_is(tmp_path):
     assert torch.equal(model.conv1[0].weight, saved.conv1[0].weight)
     with pytest.raises(UserError, match="does not fit the model"):
         load_checkpoint(model, tmp_path / "resnet.safetensors")
+
+
+@pytest.mark.parametrize("content", [b"", b"junk junk", b"\x80\x02junk", b"h1234"])
+def test_what_is_no_weights_file_is_said_in_words(tmp_path, content):
+    path = tmp_path / "weights.pth"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"weights\.pth is damaged or not a weights file$"):
+        read_checkpoint(path)
