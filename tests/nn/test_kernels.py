@@ -1,8 +1,10 @@
 """The Triton kernels against the definition: in Triton's interpreter without a GPU, compiled with one."""
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from types import ModuleType
 
@@ -111,6 +113,27 @@ def test_a_batch_larger_than_a_launch_goes_in_pieces(monkeypatch):
 
     monkeypatch.setattr(operations, "LARGEST_BATCH", 2)
     assert max(compare((5, 4, 5, 1, 16), window=3, border="mask", biased=True, dtype=torch.float32)) < 1e-5
+
+
+def test_what_was_compiled_keeps_no_tensor_of_its_first_call():
+    from spatially.nn.regular_attention.launch import TensorDescriptor, _Compiled
+
+    def block(tensor: Tensor) -> TensorDescriptor:
+        return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, 16])
+
+    calls = []
+    query, key = draw(2, 16), draw(2, 16)
+    compiled = _Compiled(lambda *given: calls.append(given), [query, block(key), block(key), 7], 2, {1: 1, 2: 1})
+    first = weakref.ref(key)
+    del key
+    gc.collect()
+    assert first() is None
+    other = draw(2, 16, seed=1)
+    compiled((query, other))
+    ((asked, *blocks, number),) = calls
+    assert asked is query
+    assert number == 7
+    assert all(one.base is other and one.block_shape == [1, 16] for one in blocks)
 
 
 def test_half_precision():  # bfloat16, which the interpreter's NumPy does not have, is among the tests on the GPU

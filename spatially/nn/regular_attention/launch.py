@@ -184,7 +184,8 @@ class _Compiled:
     """A compiled kernel with all its arguments but the tensors."""
 
     def __init__(self, launch: Any, arguments: list[Any], tensors: int, blocks: dict[int, int]) -> None:
-        self._launch, self._rest = launch, arguments[tensors:]
+        self._launch = launch
+        self._rest = [None if tensors + number in blocks else one for number, one in enumerate(arguments[tensors:])]
         self._blocks = [(place, source, vars(arguments[place]) | {"base": None}) for place, source in blocks.items()]
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
