@@ -7,10 +7,12 @@ Normalisation, erasing, mixing and targets are the device's, as for sets that li
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
 import signal
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,6 +66,7 @@ class LoadedTraining:
             worker_init_fn=_ignore_signals,
             generator=torch.Generator(),  # a loader draws from the global one otherwise
         )
+        atexit.register(_end_workers, weakref.ref(self._loader))
 
     def batches(self, epoch: int, *, first_step: int = 0) -> Iterator[Batch]:
         """This process's share of the batches of an epoch, from a step on."""
@@ -99,6 +102,16 @@ def _ignore_signals(_: int) -> None:
     """Let the main process, to whose whole group a signal may go, save what is there before it ends its workers."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+
+
+def _end_workers(reference: weakref.ref[DataLoader[Item]]) -> None:
+    """Before Python ends: workers that are left over it would ask by a signal, which they ignore, and wait for."""
+    loader = reference()
+    iterator = getattr(loader, "_iterator", None)
+    if iterator is not None:
+        iterator._shutdown_workers()
+        for worker in iterator._workers:
+            worker.kill()
 
 
 def default_workers(world: int) -> int:

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
@@ -129,6 +130,25 @@ def test_workers_leave_signals_to_the_main_process(make_folder: Callable[..., Pa
     assert all(worker.is_alive() for worker in workers)
     del training._loader._iterator  # type: ignore[attr-defined]
     assert [worker.exitcode for worker in workers] == [0, 0]  # asked to end, not killed
+
+
+LEFT = """
+import sys
+from spatially.train.data import open_training
+from spatially.train.library import read_recipe
+options = {"size": (8, 8), "mean": (0.5,) * 3, "std": (0.5,) * 3, "device": "cpu", "resident": False, "workers": 2}
+training = open_training(sys.argv[1], recipe=read_recipe("xu-1h").override({"batch": 2}), **options)[0]
+batches = training.batches(0)
+next(batches)
+raise RuntimeError("in the middle of an epoch")
+"""
+
+
+def test_an_error_ends_the_workers_too(make_folder: Callable[..., Path]) -> None:
+    command = [sys.executable, "-c", LEFT, str(make_folder(each=8))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("RuntimeError: in the middle of an epoch")
 
 
 @pytest.mark.parametrize("crop", ["resized", "padded", "none"])
