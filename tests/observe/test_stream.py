@@ -396,21 +396,25 @@ def test_what_branches_alone_read_is_beside_the_stream() -> None:
 
 
 class Pruned(nn.Module):
-    """Keeps the half of the tokens that are longest."""
+    """Keeps the half of the tokens that are longest, or all, each channel in order of size."""
 
-    def __init__(self) -> None:
+    def __init__(self, way: str) -> None:
         super().__init__()
+        self.way = way
         self.stem, self.head = nn.Conv2d(3, 8, 8, stride=8), nn.Linear(8, 5)
         self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2))
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.blocks[0](self.stem(images).flatten(2).mT)
+        if self.way == "sorted":
+            return self.head(self.blocks[1](x.transpose(0, 1).msort().transpose(0, 1)).mean(1))
         longest = x.norm(dim=-1).topk(x.shape[1] // 2).indices
         return self.head(self.blocks[1](x.gather(1, longest[..., None].expand(-1, -1, 8))).mean(1))
 
 
-def test_tokens_that_are_picked_by_what_they_hold_have_no_known_places() -> None:
-    subject = spatially.load(Pruned().eval(), name="pruned", input_size=64, device="cpu")
+@pytest.mark.parametrize("way", ["picked", "sorted"])
+def test_tokens_that_are_picked_by_what_they_hold_have_no_known_places(way: str) -> None:
+    subject = spatially.load(Pruned(way).eval(), name="pruned", input_size=64, device="cpu")
     with pytest.raises(NotApplicable, match="pruned has a residual stream that is lost on its way"):
         stream(subject).places()
     with pytest.raises(NotApplicable, match="pruned has a last feature map that is not found"):

@@ -198,7 +198,7 @@ class Attends(nn.Module):
             return x + (values * queries.mean(-1, keepdim=True).softmax(1)).sum(1, keepdim=True)
         logits = queries @ keys.transpose(1, 2)
         weights = logits.exp() / logits.exp().sum(-1, keepdim=True) if self.kind == "hidden" else logits.softmax(-1)
-        return x + (0.5 * weights if self.kind == "halved" else nn.functional.dropout(weights, 0.0)) @ values
+        return x + (0.5 * weights if self.kind == "halved" else weights.clone()) @ values
 
 
 class Mixed(nn.Module):
