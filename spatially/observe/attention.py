@@ -154,7 +154,7 @@ class attention(TorchFunctionMode, Sequence[tuple[Layer, Tensor]]):
 
 def _off_the_books() -> Any:
     """What is computed here is not counted among what a checkpointed part of the model computes again."""
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():  # which know no such hooks
         return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 

@@ -53,6 +53,16 @@ def test_checkpointed_models_are_watched_with_gradients():
     assert all(map(torch.equal, found, grads))
 
 
+def test_models_are_watched_inside_a_transform():
+    subject, images = subject_of("timm vit"), pictures(64)
+    seen = []
+    with attention(subject, lambda layer, weights: seen.append(layer.name)):
+        slope = torch.func.grad(lambda pixels: subject(pixels).square().sum())(images)
+    assert len(seen) == 2
+    leaf = images.clone().requires_grad_()
+    torch.testing.assert_close(slope, torch.autograd.grad(subject(leaf).square().sum(), leaf)[0])
+
+
 def test_no_random_numbers_are_taken_from_those_to_come():
     class Noisy(nn.Module):
         def __init__(self):
